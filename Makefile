@@ -4,7 +4,7 @@
 
 VENV ?= .venv
 ARGS ?=
-WORKERS ?= 4
+WORKERS ?= 6
 BENCHES ?= environment rewards record app grpo_step success replay online serving
 
 # Compiled where it is imported and kept: pip would spend as long on compiling all of torch as on the rest of its work,

@@ -12,6 +12,7 @@ import random
 import signal
 import tempfile
 import traceback
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe, wait
@@ -22,6 +23,8 @@ import pytest
 
 FIRST = ("e2e", "docs", "engine/evaluation", "engine/training", "engine/online", "cli", "engine/agents", "packaging")
 """Folders of the longest files. They run first, so that the workers end at about the same time."""
+WAITING = "tui"
+"""A folder whose tests wait for most of their time. Every second worker begins there, while the others compute."""
 Group = list[pytest.Item]
 
 
@@ -50,12 +53,15 @@ def groups(items: Sequence[pytest.Item]) -> list[Group]:
     for item in items:
         mark = item.get_closest_marker("together")
         found.setdefault(mark.args[0] if mark else item.nodeid.partition("::")[0], []).append(item)
-    places = [f"tests/{folder}/" for folder in FIRST]
 
-    def place(group: Group) -> int:
-        return next((i for i, start in enumerate(places) if group[0].nodeid.startswith(start)), len(places))
+    def place(group: Group) -> tuple[int, int]:
+        name = group[0].nodeid
+        if name.startswith(f"tests/{WAITING}/"):
+            return len(FIRST) + 1, len(group)  # taken from the end
+        folder = next((i for i, start in enumerate(FIRST) if name.startswith(f"tests/{start}/")), len(FIRST))
+        return folder, -len(group)
 
-    return sorted(found.values(), key=lambda group: (place(group), -len(group)))
+    return sorted(found.values(), key=place)
 
 
 class _Parent:
@@ -63,8 +69,10 @@ class _Parent:
 
     def __init__(self, session: pytest.Session, groups: list[Group]) -> None:
         self.session, self.groups, self.config = session, groups, session.config
-        self.next = 0
+        self.left = deque(range(len(groups)))
         self.workers: dict[Connection, int] = {}
+        self.from_the_end: set[Connection] = set()
+        """Workers that take the groups from the end of the list."""
         self.running: dict[Connection, tuple[str, tuple[str, int | None, str]]] = {}
 
     def run(self, count: int) -> None:
@@ -81,6 +89,8 @@ class _Parent:
                 _Worker(self.session, self.groups, theirs, base / f"worker-{number}").live()
             theirs.close()
             self.workers[ours] = pid
+            if number % 2:
+                self.from_the_end.add(ours)
         try:
             while self.workers:
                 for connection in wait(list(self.workers), timeout=1.0):
@@ -102,8 +112,8 @@ class _Parent:
     def _answer(self, connection: Connection) -> None:
         kind, value = connection.recv()
         if kind == "next":
-            connection.send(self.next if self.next < len(self.groups) else None)
-            self.next += 1
+            take = self.left.pop if connection in self.from_the_end else self.left.popleft
+            connection.send(take() if self.left else None)
         elif kind == "start":
             self.running[connection] = value
             self.config.hook.pytest_runtest_logstart(nodeid=value[0], location=value[1])
