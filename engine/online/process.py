@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..launch.outcome import FAILED, alert_sender, run_recorded, set_up_logging
+from ..launch.outcome import FAILED, alert_sender, imports, run_recorded, set_up_logging
 from ..launch.settings import read_config
 from ..runs.control.requests import ControlChannel
 from ..runs.control.status import process_state
@@ -73,7 +73,8 @@ def run_process(name: str, life: str | Life, arguments: list[str] | None = None)
             if name != "engine":
                 with contextlib.suppress(OSError):
                     os.nice(max(0, config.online.worker_nice - os.nice(0)))
-            whole: Life = pkgutil.resolve_name(life) if isinstance(life, str) else life
+            with imports():
+                whole: Life = pkgutil.resolve_name(life) if isinstance(life, str) else life
             return whole(config, given.run_dir, writer, control, given.resume)
 
         return run_recorded(writer, name, work)

@@ -11,10 +11,15 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...configs.errors import GrpoTuiError
-from ..launch.outcome import FAILED, run_recorded, set_up_logging
+from ..launch.outcome import FAILED, imports, run_recorded, set_up_logging
+
+if TYPE_CHECKING:
+    from ...configs.schema import RunConfig
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -64,22 +69,29 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
             elsewhere = not main_process and not (run_dir / DATABASE).exists()  # `check_one_folder` reports it to all
             if refused is not None and not elsewhere:
                 raise refused
-            from .processes import check_supported
-
             config = read_config(run_dir)
-            check_supported(config.mode)
-            if config.mode == "sft":
-                from .sft import run_sft as train
-            elif config.mode == "eval" and config.evaluation.branch.run:
-                from .branch import run_branch as train
-            elif config.mode == "eval":
-                from .evaluate import run_eval as train
-            else:
-                from .rft import run_rft as train
+            with imports():
+                train = _training_of(config)
             logging.getLogger(__name__).info("loaded in %.1f s", time.perf_counter() - began)
             return train(config, run_dir, writer, control, start)
 
         return run_recorded(writer, "training", work, step=start.step)
+
+
+def _training_of(config: RunConfig) -> Callable[..., bool | None]:
+    """Return the function that runs this mode. Raises if the mode cannot run in several processes."""
+    from .processes import check_supported
+
+    check_supported(config.mode)
+    if config.mode == "sft":
+        from .sft import run_sft as train
+    elif config.mode == "eval" and config.evaluation.branch.run:
+        from .branch import run_branch as train
+    elif config.mode == "eval":
+        from .evaluate import run_eval as train
+    else:
+        from .rft import run_rft as train
+    return train
 
 
 if __name__ == "__main__":
