@@ -10,10 +10,10 @@ import contextlib
 import gzip
 import os
 import struct
+import sys
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from functools import partial
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -59,7 +59,7 @@ class PackedLines(Container):
             if not (head := self._head_of_document(path)):
                 documents = lines(self._at(path, after), after, line)
             else:
-                documents = items(partial(self._at, path), after, line)
+                documents = items(lambda at: _UpToDamage(self._at(path, at)), after, line)
                 if not begins_list(head) or SessionFile().detect(head):  # a list of messages is one document
                     with contextlib.suppress(ValueError):  # several documents, or a damaged one
                         documents = iter([FoundDocument(0, 0, 1, 1, _whole(path, self.unpacked))][after:])
@@ -111,6 +111,31 @@ class PackedLines(Container):
         stream = self.unpacked(file)
         _skip(stream, after - text)
         return stream
+
+
+class _UpToDamage(BufferedIOBase):
+    """A stream that returns all text before its damage, and raises the error of the stream when that is read."""
+
+    def __init__(self, stream: BufferedIOBase) -> None:
+        self._stream = stream
+        self._error: Exception | None = None
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        parts: list[bytes] = []
+        remaining = sys.maxsize if size is None or size < 0 else size
+        while self._error is None and remaining > 0:
+            try:
+                part = self._stream.read1(remaining)
+            except Exception as error:
+                self._error = error
+                break
+            if not part:
+                break
+            parts.append(part)
+            remaining -= len(part)
+        if self._error is not None and not parts:
+            raise self._error
+        return b"".join(parts)
 
 
 @cached_by_file(maxsize=1)

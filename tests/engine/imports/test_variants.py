@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -79,12 +80,16 @@ def test_however_rollouts_are_packed_they_open(data: str | bytes, tmp_path: Path
     assert all(not r.trajectory.extra for r in records)
 
 
-def test_a_damaged_gzip_keeps_what_stands_before(tmp_path: Path, opened: Open):
-    packed = gzip.compress(b"".join(json.dumps({**VERL, "output": str(i) * 99}).encode() + b"\n" for i in range(4000)))
+@pytest.mark.parametrize("kind", ["lines", "list"])
+def test_a_damaged_gzip_keeps_what_stands_before(kind: str, tmp_path: Path, opened: Open):
+    random = Random(0)
+    rows = [{**VERL, "output": random.randbytes(50).hex()} for _ in range(400)]
+    text = json.dumps(rows) if kind == "list" else "".join(json.dumps(row) + "\n" for row in rows)
+    packed = gzip.compress(text.encode())
     (tmp_path / "a").write_bytes(packed[: len(packed) // 2])
     reader = opened(tmp_path / "a")
-    assert reader.rollouts.total() > 0 and "damaged" in reader.info().facts["skipped"][0]["why"]
-    reader.bodies.trajectory(1)
+    assert 150 < reader.rollouts.total() < 250 and "damaged" in reader.info().facts["skipped"][0]["why"]
+    assert reader.bodies.trajectory(150).trajectory.steps[0].text == rows[149]["output"]
 
 
 def test_bodies_in_gzip_are_read_forward_and_back(tmp_path: Path, opened: Open):
