@@ -17,7 +17,6 @@ from typing import Any, ClassVar, cast, get_args
 from .agent import (
     ROLES,
     Agent,
-    AgentSession,
     AgentTurn,
     CallReader,
     Message,
@@ -35,11 +34,12 @@ from .explain import with_system
 from .guard import Outcome, describe, guarded_map
 from .live_rollout import CheckedStep, LiveRollout, log_failures, prompts_of
 from .seeds import task_id
+from .spans import TrialWatches
 from .trajectory import StepContext, Trajectory
 from .tree import check_repeated, tree_session
 from .trial_pictures import KeptPictures, cleaned, loaded
-from .trial_rows import OnGroup, Trial, trial_result, trial_timings
-from .turns import OnProgress, Stopwatch, Turns
+from .trial_rows import OnGroup, Trial, trial_result
+from .turns import OnProgress, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -127,60 +127,67 @@ class MultiTurnEnv(Env[State, Task]):
             raise ValueError(f"num_rollouts must be at least 1, not {num_rollouts}")
         self._meet(agent)
         self._kept.store = self.image_store
-        generating, environment = Stopwatch(), Stopwatch()
-        with environment:
+        watches = TrialWatches()
+        with watches.environment:
             rollouts = self._begin(task_data_list, num_rollouts)
             prompts = prompts_of(rollouts, num_rollouts)
         if not rollouts:
-            return {**trial_result([], [], []), "timings": trial_timings(generating, environment)}
-
-        def note(rollout: LiveRollout, turn: AgentTurn, outcome: Outcome[CheckedStep]) -> None:
-            self._note(rollout, turn, outcome)
-            check_repeated(rollout)
-            self._report(rollout, step)
-
+            return {**trial_result([], [], []), "timings": watches.timings()}
         for rollout in rollouts:
             self._report(rollout, step)
-        with generating:
+        with watches.generating:
             session = agent.start(prompts, num_rollouts, tools=self._offered, seed=seed)
         session = tree_session(session, rollouts, fresh, num_rollouts, seed)
-        trial = Trial(rollouts, prompts, num_rollouts, session, self.sees)
-
-        def ended(row: int) -> Callable[[], None] | None:
-            if on_group is None or (task := trial.close_task(row)) is None:
-                return None
-            return partial(hand_over, on_group, task)
-
-        def hand_over(on_group: OnGroup, task: int) -> None:
-            on_group(task, self._result(trial, [task], step))
-
+        trial = Trial(rollouts, prompts, num_rollouts, session, self.sees, step)
+        hand_over = None if on_group is None else lambda task: on_group(task, self._result(trial, [task]))
         try:
-            Turns(
-                rollouts,
-                answer=self._answer,
-                note=note,
-                observe=lambda rows: self._observe(session, rollouts, rows),
-                max_turns=self.max_turns,
-                timeout_s=self.turn_timeout_s,
-                workers=self.workers,
-                on_progress=on_progress,
-                on_end=ended,
-                generating=generating,
-                environment=environment,
-                fresh=fresh,
-            ).take(session)
+            self._turns(trial, watches, hand_over, on_progress, fresh).take(session)
             trial.read(trial.open)
         finally:
             session.close()
         log_failures(rollouts, env_name(self))
         made = trial_result([], [], [])
-        with environment:
-            if on_group is None:
-                made = self._result(trial, list(trial.open), step)
+        with watches.environment:
+            if hand_over is None:
+                made = self._result(trial, list(trial.open))
             else:
                 for task in trial.open:
-                    hand_over(on_group, task)
-        return {**made, "timings": trial_timings(generating, environment)}
+                    hand_over(task)
+        return {**made, "timings": watches.timings()}
+
+    def _turns(
+        self,
+        trial: Trial,
+        watches: TrialWatches,
+        hand_over: Callable[[int], None] | None,
+        on_progress: OnProgress | None,
+        fresh: int | None,
+    ) -> Turns:
+        """Return the turns of a trial. hand_over: called with a task once its last rollout has ended."""
+
+        def note(rollout: LiveRollout, turn: AgentTurn, outcome: Outcome[CheckedStep]) -> None:
+            self._note(rollout, turn, outcome)
+            check_repeated(rollout)
+            self._report(rollout, trial.step)
+
+        def ended(row: int) -> Callable[[], None] | None:
+            if hand_over is None or (task := trial.close_task(row)) is None:
+                return None
+            return partial(hand_over, task)
+
+        return Turns(
+            trial.rollouts,
+            answer=self._answer,
+            note=note,
+            observe=partial(self._observe, trial),
+            max_turns=self.max_turns,
+            timeout_s=self.turn_timeout_s,
+            workers=self.workers,
+            watches=watches,
+            on_progress=on_progress,
+            on_end=ended,
+            fresh=fresh,
+        )
 
     def opening(
         self, task: Mapping[str, object], agent: object
@@ -200,13 +207,13 @@ class MultiTurnEnv(Env[State, Task]):
 
     # ------------------------------------------------------------------------------------------------ one turn
 
-    def _observe(self, session: AgentSession, rollouts: list[LiveRollout], rows: list[int]) -> None:
-        observations = [rollouts[row].steps[-1].observation for row in rows]
+    def _observe(self, trial: Trial, rows: list[int]) -> None:
+        observations = [trial.rollouts[row].steps[-1].observation for row in rows]
         if self.sees:
-            shown = [rollouts[row].answered_with for row in rows]
-            cast("SeeingSession", session).observe_seen(rows, observations, shown)
+            shown = [trial.rollouts[row].answered_with for row in rows]
+            cast("SeeingSession", trial.session).observe_seen(rows, observations, shown)
         else:
-            session.observe(rows, observations)
+            trial.session.observe(rows, observations)
 
     def _answer(self, rollout: LiveRollout, turn: AgentTurn) -> CheckedStep:
         """Parse and execute a turn. It runs under guard, so it may raise anything or hang."""
@@ -309,12 +316,14 @@ class MultiTurnEnv(Env[State, Task]):
                 logger.warning("%s could not show its pictures", env_name(self), exc_info=True)
         return state, told, context, pictures
 
-    def _result(self, trial: Trial, tasks: Sequence[int], step: int) -> dict[str, object]:
+    def _result(self, trial: Trial, tasks: Sequence[int]) -> dict[str, object]:
         """Judge the rollouts of these tasks, and return their part of the result."""
         rows = trial.rows(tasks)
         ended = [trial.rollouts[row] for row in rows]
         self._finish(ended, trial.num_rollouts)
-        trajectories = self._trajectories(ended, [trial.prompts[task] for task in tasks], trial.num_rollouts, step)
+        trajectories = self._trajectories(
+            ended, [trial.prompts[task] for task in tasks], trial.num_rollouts, trial.step
+        )
         if trial.sees:
             trajectories = [
                 self._kept.seen(

@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 Span = tuple[float, float]
 """Start and end in seconds."""
 MOST = 64
 """Maximum number of spans per name and step."""
+
+
+class Stopwatch(contextlib.AbstractContextManager[None]):
+    """Measures the `seconds` during which at least one block was open: the sum of `spans` (`time.perf_counter`)."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.spans: list[Span] = []
+        self._open = 0
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        if self._open == 0:
+            self._began = time.perf_counter()
+        self._open += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._open -= 1
+        if self._open == 0:
+            ended = time.perf_counter()
+            self.seconds += ended - self._began
+            self.spans.append((self._began, ended))
+
+
+@dataclass(frozen=True)
+class TrialWatches:
+    """The time of a trial during which the agent generates, and during which the environment works."""
+
+    generating: Stopwatch = field(default_factory=Stopwatch)
+    environment: Stopwatch = field(default_factory=Stopwatch)
+
+    def timings(self) -> dict[str, object]:
+        """Return the `timings` of a `MultiTurnEnv.run_trial` result. Both watches must have stopped."""
+        return {
+            "generate_s": self.generating.seconds,
+            "environment_s": self.environment.seconds,
+            "spans": {"generate": self.generating.spans, "environment": self.environment.spans},
+        }
 
 
 class Spans:

@@ -12,7 +12,6 @@ import numpy as np
 from .agent import AgentSession, Message, SeeingSession, ShownImage
 from .live_rollout import LiveRollout
 from .trajectory import TokenArrays, Trajectory
-from .turns import Stopwatch
 
 OnGroup = Callable[[int, dict[str, Any]], None]
 """Called with the index of a task and the result of its rollouts."""
@@ -22,7 +21,8 @@ OnGroup = Callable[[int, dict[str, Any]], None]
 class Trial:
     """The rollouts of a trial, row = task * num_rollouts + rollout. A task is open until its last rollout has ended.
 
-    sees: whether the policy is shown pictures. tokens, shown: the tokens and pictures of each row read so far.
+    sees: whether the policy is shown pictures. step: the training step. tokens, shown: the tokens and pictures of each
+    row read so far.
     """
 
     rollouts: Sequence[LiveRollout]
@@ -30,6 +30,7 @@ class Trial:
     num_rollouts: int
     session: AgentSession
     sees: bool
+    step: int
     tokens: dict[int, TokenArrays] = field(default_factory=dict)
     shown: dict[int, Sequence[ShownImage]] = field(default_factory=dict)
 
@@ -68,13 +69,4 @@ def trial_result(
         "trajectories": trajectories,
         "tokens": tokens,
         "images": shown,
-    }
-
-
-def trial_timings(generating: Stopwatch, environment: Stopwatch) -> dict[str, object]:
-    """Build the `timings` of a `MultiTurnEnv.run_trial` result. Both watches must have stopped."""
-    return {
-        "generate_s": generating.seconds,
-        "environment_s": environment.seconds,
-        "spans": {"generate": generating.spans, "environment": environment.spans},
     }

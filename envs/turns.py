@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .agent import AgentSession, AgentTurn, AsyncAgentSession
 from .guard import AsyncGuard, Outcome, guarded_map
 from .live_rollout import CheckedStep, LiveRollout
+from .spans import TrialWatches
 from .trajectory import StopReason
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of ended rollouts and the total."""
-
-
-class Stopwatch(contextlib.AbstractContextManager[None]):
-    """Measures the `seconds` during which at least one block was open: the sum of `spans` (`time.perf_counter`)."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.spans: list[tuple[float, float]] = []
-        self._open = 0
-        self._began = 0.0
-
-    def __enter__(self) -> None:
-        if self._open == 0:
-            self._began = time.perf_counter()
-        self._open += 1
-
-    def __exit__(self, *error: object) -> None:
-        self._open -= 1
-        if self._open == 0:
-            ended = time.perf_counter()
-            self.seconds += ended - self._began
-            self.spans.append((self._began, ended))
 
 
 @dataclass(frozen=True)
@@ -46,7 +24,6 @@ class Turns:
     answer: the environment's reaction to a turn. If it raises or exceeds `timeout_s`, only that rollout fails. note:
     records the outcome of a turn. observe: passes the last observations of these rows to the agent. workers: threads
     for slow answers. on_end: called with each ended row, if rows advance independently. A thread calls what it returns.
-    generating, environment: seconds that the agent and the environment took.
     """
 
     rollouts: Sequence[LiveRollout]
@@ -56,10 +33,9 @@ class Turns:
     max_turns: int
     timeout_s: float
     workers: int
+    watches: TrialWatches
     on_progress: OnProgress | None = None
     on_end: Callable[[int], Callable[[], None] | None] | None = None
-    generating: Stopwatch = field(default_factory=Stopwatch)
-    environment: Stopwatch = field(default_factory=Stopwatch)
     fresh: int | None = None
 
     def take(self, session: AgentSession) -> None:
@@ -77,10 +53,10 @@ class Turns:
                 self._tell()
 
     def _advance(self, session: AgentSession, live: list[int]) -> None:
-        with self.generating:
+        with self.watches.generating:
             turns = dict(zip(live, session.act(live), strict=True))
             acting = [row for row in live if self._has_acted(self.rollouts[row], turns[row])]
-        with self.environment:
+        with self.watches.environment:
             outcomes = guarded_map(
                 lambda row: self.answer(self.rollouts[row], turns[row]),
                 acting,
@@ -89,7 +65,7 @@ class Turns:
             )
             for row, outcome in zip(acting, outcomes, strict=True):
                 self.note(self.rollouts[row], turns[row], outcome)
-        with self.generating:
+        with self.watches.generating:
             going_on = [row for row in acting if self._goes_on(self.rollouts[row])]
             if going_on:
                 self.observe(going_on)
@@ -107,7 +83,7 @@ class Turns:
             while self._goes_on(rollout):
                 if rollout.steps:
                     self.observe([row])
-                with self.generating:
+                with self.watches.generating:
                     turn = await session.act_alone(row)
                 if self._has_acted(rollout, turn):
                     self.note(rollout, turn, await guard(lambda said: self.answer(rollout, said), turn))
@@ -115,7 +91,7 @@ class Turns:
             if self.on_end is not None and (work := self.on_end(row)) is not None:
                 await asyncio.to_thread(work)
 
-        began, generated = time.perf_counter(), self.generating.seconds
+        began, generated = time.perf_counter(), self.watches.generating.seconds
         tasks = {row: asyncio.create_task(play(row)) for row, rollout in enumerate(self.rollouts) if rollout.live}
         try:
             await asyncio.gather(*tasks.values())
@@ -123,7 +99,7 @@ class Turns:
             for task in tasks.values():
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
-        self.environment.seconds += time.perf_counter() - began - (self.generating.seconds - generated)
+        self.watches.environment.seconds += time.perf_counter() - began - (self.watches.generating.seconds - generated)
 
     def _later(self, rollout: LiveRollout) -> bool:
         return self.fresh is not None and rollout.number >= self.fresh

@@ -71,7 +71,7 @@ def _opened(arguments: list[str]) -> bool:
         from ..engine.imports.background import is_path_of_dump
 
         if is_path_of_dump(arguments[1], home):
-            from .cli.open_dump import open_dumped
+            from .cli.app import open_dumped
 
             open_dumped(home, arguments[1])
             return True

@@ -74,7 +74,7 @@ def lines(path: Path) -> list[Any]:
 
 def turns(place: Path, home: Path) -> list[list[Step]]:
     """The turns of a dump as our importer reads them."""
-    with open_reader(Path(run_or_dump(str(place), home, (), ()).path)) as reader:
+    with open_reader(Path(run_or_dump(str(place), home).path)) as reader:
         rows = reader.rollouts.page(limit=100)
         return [list(reader.bodies.trajectory(row.n).trajectory.steps) for row in rows]
 

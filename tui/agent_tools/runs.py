@@ -20,8 +20,7 @@ from ...engine.runs.control.alerts import suggestion
 from ...engine.runs.notes import Note
 from ...engine.runs.types import Event, RunInfo
 from ...rewards.diagnosis import Found
-from ..cli.check import config_of
-from ..cli.recompute import report_of
+from ..cli.check import config_of, report_of
 from ..cli.run_table import headline
 from ..evaluation_text import difference
 from .answers import ENTRIES, ToolAnswer, page

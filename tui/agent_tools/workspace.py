@@ -40,12 +40,12 @@ class Workspace:
 
     def list(self) -> list[RunInfo]:
         """Return the dumps, then the runs, newest first."""
-        return [*(run_or_dump(dump, self.home, (), ()) for dump in self.dumps), *list_runs(self.home)]
+        return [*(run_or_dump(dump, self.home) for dump in self.dumps), *list_runs(self.home)]
 
     def find(self, reference: str) -> RunInfo:
         """Return a run or dump. Raises RunNotFound or ToolError."""
         if reference in self.dumps:
-            return run_or_dump(reference, self.home, (), ())
+            return run_or_dump(reference, self.home)
         if Path(reference).name != reference or reference == "..":
             raise ToolError("only runs that list_runs names can be read; give one of their ids")
         return find_run(self.home, reference)

@@ -15,18 +15,18 @@ from ...engine.runs.health.checkpoints import checkpoint_folder, policies
 from ...engine.runs.read.reader import RunReader
 from ...engine.runs.search.query import Query
 from ...engine.runs.types import RunInfo
-from .common import Home, Importers, Maps, fail, json_line, say, warn
+from .common import Home, Importers, JsonOption, Maps, RunOrDump, fail, json_line, say, warn
 from .dumps import run_or_dump
 
 
 def bisect(
-    reference: Annotated[str, typer.Argument(metavar="RUN_OR_DUMP", help="A run, or a file or folder of rollouts.")],
+    reference: RunOrDump,
     behaviour: Annotated[str, typer.Option("--filter", help="The behaviour, as a filter.")],
     common: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of rollouts that counts as common.")] = 0.5,
     tasks: Annotated[int | None, typer.Option(min=1, help="Held-out tasks of an evaluation.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Rollouts of each task in an evaluation.")] = 1,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Evaluate checkpoints in any case.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    as_json: JsonOption = False,
     maps: Maps = None,
     importers: Importers = None,
     *,
@@ -40,7 +40,7 @@ def bisect(
     from ...engine.evaluation.bisect import ODDS, change_point
     from ...engine.runs.read.behavior import TRAINED, trained
 
-    info = run_or_dump(reference, home, maps or (), importers or ())
+    info = run_or_dump(reference, home, maps, importers)
     with closing(open_reader(Path(info.path))) as reader:
         notes = reader.rollouts.filter_notes(behaviour)
         shown = reader.rollouts.per_step(Query(trained(behaviour)))

@@ -13,7 +13,7 @@ from ...engine.evaluation.statistics import Interval
 from ...engine.launch.find import find_run
 from ...engine.runs.read.reader import RunReader
 from ..format import fixed
-from .common import ExitCode, Home, fail, json_line, say, warn
+from .common import ExitCode, Home, JsonOption, fail, json_line, say, warn
 
 if TYPE_CHECKING:
     from ...engine.evaluation.branch import Branch, Side
@@ -35,7 +35,7 @@ def branch(
     policy: Annotated[
         str, typer.Option(help="The policy, as in eval. Default: the kept one nearest to the rollout's.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    as_json: JsonOption = False,
     *,
     home: Home,
 ) -> None:

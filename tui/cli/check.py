@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from shlex import quote
@@ -17,16 +18,18 @@ from ...engine.runs.control.alerts import suggestion
 from ...engine.runs.errors import RecordError
 from ...engine.runs.paths import CONFIG_FILE
 from ...engine.runs.types import RunInfo
-from .common import ExitCode, Home, Importers, Maps, fail, json_line, say, warn
+from .common import ExitCode, Home, Importers, Maps, RunOrDump, fail, json_line, say, warn
 from .dumps import argument_of, run_or_dump
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
-    from ...rewards.diagnosis import Found
+    from ...engine.recompute import Report
+    from ...engine.runs.read.reader import RunReader
+    from ...rewards.diagnosis import Diagnosis, Found
 
 
 def check(
-    reference: Annotated[str, typer.Argument(metavar="RUN_OR_DUMP", help="A run, or a file or folder of rollouts.")],
+    reference: RunOrDump,
     as_json: Annotated[bool, typer.Option("--json", help="One finding a line, as JSON.")] = False,
     again: Annotated[bool, typer.Option("--recompute", help="Compute every recorded number again.")] = False,
     formula: Annotated[
@@ -47,21 +50,12 @@ def check(
     advantages, masks, loss. Each number that differs is named. Of rollouts of other frameworks, weighted sums and
     advantages are computed again.
     """
-    from ...engine.imports.check import diagnose
-
+    info = run_or_dump(reference, home, maps, importers)
     if again:
-        from .recompute import recompute
-
-        return recompute(reference, as_json, home, maps or (), importers or (), formula)
-    info = run_or_dump(reference, home, maps or (), importers or ())
+        return _recompute(reference, info, formula, as_json)
     try:
         with closing(open_reader(Path(info.path))) as reader:
-            try:
-                config = config_of(info)
-            except ConfigError as error:
-                warn(f"config.yaml of {info.id} cannot be read, so the default limits are used: {error}")
-                config = None
-            diagnosis = diagnose(reader, config)
+            diagnosis = _diagnose(info, reader)
             total, measured = reader.rollouts.total(), len(reader.metrics.names())
             problems = reader.problems
     except RecordError as error:
@@ -69,20 +63,8 @@ def check(
     found = diagnosis.found()
     named = argument_of(info) if info.mode == "dump" else quote(reference)
     for each in found:
-        finding = each.finding
-        helps = "" if finding.severity == "good" else suggestion(finding.detector, finding.subject)
-        if as_json:
-            steps = {"step": each.step, "strongest": each.strongest, "steps": each.count}
-            steps |= {"began": each.began, "cause": each.cause}
-            say(json_line({**vars(finding), "suggestion": helps, **steps}))
-            continue
-        say(f"{finding.severity}: {_steps(each)}{finding.message}")
-        if each.cause:
-            say(f"  likely a symptom of {each.cause}")
-        elif helps:
-            say(f"  what helps: {helps}")
-        for id_ in finding.trajectories:
-            say(f"  grpo-tui inspect {named} --trajectory {quote(id_)}")
+        for line in _finding_lines(each, named, as_json):
+            say(line)
     for problem in problems:
         warn(f"not read: {problem}")
     if not (found or as_json or (problems and not total)):
@@ -100,11 +82,40 @@ def check(
         raise typer.Exit(ExitCode.FAILED)
 
 
+def _diagnose(info: RunInfo, reader: RunReader) -> Diagnosis:
+    from ...engine.imports.check import diagnose
+
+    try:
+        config = config_of(info)
+    except ConfigError as error:
+        warn(f"config.yaml of {info.id} cannot be read, so the default limits are used: {error}")
+        config = None
+    return diagnose(reader, config)
+
+
 def config_of(info: RunInfo) -> RunConfig | None:
     """Return the configuration of a run of our own; None for other records. Raises ConfigError."""
 
     own = info.mode != "dump" and (Path(info.path) / CONFIG_FILE).is_file()
     return read_config(info.path) if own else None
+
+
+def _finding_lines(found: Found, named: str, as_json: bool) -> Iterator[str]:
+    """Yield the lines of a finding. named: the arguments that name its run or dump to another command."""
+    finding = found.finding
+    helps = "" if finding.severity == "good" else suggestion(finding.detector, finding.subject)
+    if as_json:
+        steps = {"step": found.step, "strongest": found.strongest, "steps": found.count}
+        steps |= {"began": found.began, "cause": found.cause}
+        yield json_line({**vars(finding), "suggestion": helps, **steps})
+        return
+    yield f"{finding.severity}: {_steps(found)}{finding.message}"
+    if found.cause:
+        yield f"  likely a symptom of {found.cause}"
+    elif helps:
+        yield f"  what helps: {helps}"
+    for id_ in finding.trajectories:
+        yield f"  grpo-tui inspect {named} --trajectory {quote(id_)}"
 
 
 def _steps(found: Found) -> str:
@@ -114,3 +125,41 @@ def _steps(found: Found) -> str:
     later = {"found": found.step, "strongest": found.strongest}
     told = ", ".join(f"{name} at {step}" for name, step in later.items() if step != began)
     return f"step {began} ({told}): " if told else f"step {began}: "
+
+
+def _recompute(reference: str, info: RunInfo, formula: str, as_json: bool) -> None:
+    """Print each number that differs from its recomputation. Exits with 1 if there is one."""
+    try:
+        with closing(open_reader(Path(info.path))) as reader:
+            report = report_of(info, reader, formula)
+            problems = reader.problems
+    except (RecordError, ConfigError) as error:
+        fail(f"{reference} cannot be computed again: {error}")
+    for wrong in report.wrong:
+        say(json_line(vars(wrong)) if as_json else f"wrong: {wrong}")
+    for problem in problems:
+        warn(f"not read: {problem}")
+    if not as_json:
+        for what, why in report.given.items():
+            say(f"taken as recorded: {what} ({why})")
+        say(f"{report.total:,} numbers computed again, {len(report.wrong):,} wrong")
+    if report.wrong or problems:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def report_of(info: RunInfo, reader: RunReader, formula: str) -> Report:
+    """Compute again what the record declares: a training of this program, one of TRL, or rollouts of another one."""
+    from ...engine.recompute import recompute
+    from ...engine.recompute.dumps import FORMULAS, recompute_dump
+    from ...engine.recompute.trl import is_trl, recompute_trl
+
+    if formula and formula not in FORMULAS:
+        fail(f"--formula {formula} is unknown; right would be one of {', '.join(FORMULAS)}", ExitCode.USAGE)
+    if info.mode == "recorded" and not formula and is_trl(reader):
+        return recompute_trl(reader)
+    if info.mode in ("recorded", "dump"):
+        return recompute_dump(reader, formula)
+    config = read_config(info.path)
+    if config.mode != "rft":
+        fail(f"{info.id} has mode {config.mode}: only trainings by reinforcement (rft) can be computed again")
+    return recompute(reader, config)

@@ -51,6 +51,8 @@ RunReference = Annotated[
     str,
     typer.Argument(metavar="RUN", help="A run's id, a unique beginning of it, or `latest`.", autocompletion=known_runs),
 ]
+RunOrDump = Annotated[str, typer.Argument(metavar="RUN_OR_DUMP", help="A run, or a file or folder of rollouts.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="The result as one JSON object.")]
 Maps = Annotated[
     list[str] | None,
     typer.Option("--map", metavar="ROLE=KEY", help="The meaning of a key of a file, e.g. reward=score, group=uid."),

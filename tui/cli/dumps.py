@@ -24,7 +24,9 @@ from .common import ExitCode, fail, warn
 from .output import own_importers
 
 
-def run_or_dump(reference: str, home: Path, maps: Sequence[str], importers: Sequence[str]) -> RunInfo:
+def run_or_dump(
+    reference: str, home: Path, maps: Sequence[str] | None = None, importers: Sequence[str] | None = None
+) -> RunInfo:
     """Return the run, or the indexed dump, that a person named to a command. Prints which parts of a dump were
     skipped."""
     if not (maps or importers or is_path_of_dump(reference, home)):
@@ -37,7 +39,12 @@ def run_or_dump(reference: str, home: Path, maps: Sequence[str], importers: Sequ
 
 
 def opened_dump(
-    reference: str, maps: Sequence[str], importers: Sequence[str], *, whole: bool, searchable: bool = False
+    reference: str,
+    maps: Sequence[str] | None,
+    importers: Sequence[str] | None,
+    *,
+    whole: bool,
+    searchable: bool = False,
 ) -> tuple[RunInfo, OpenedDump]:
     """Open a dump as a run. If it cannot be opened, the command ends with one line."""
     from ...engine.imports.opening import open_dump
@@ -56,9 +63,9 @@ def info_of(folder: Path) -> RunInfo:
         return reader.info()
 
 
-def options_of(maps: Sequence[str], importers: Sequence[str]) -> Options:
+def options_of(maps: Sequence[str] | None, importers: Sequence[str] | None) -> Options:
     """Return how to read a dump. A wrong option ends the command with one line."""
-    return Options.of(maps, (*importers, *own_importers()))
+    return Options.of(maps or (), (*(importers or ()), *own_importers()))
 
 
 def dump_notes(summary: Mapping[str, Any]) -> list[str]:

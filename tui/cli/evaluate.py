@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,6 +82,13 @@ def evaluate(
         say(json_line({"evaluations": [_plain(r) for r in results], "differences": [_plain_pair(c) for c in compared]}))
     else:
         _show(results, compared)
+    _judge(results, compared, fail_under, regression)
+
+
+def _judge(
+    results: Sequence[Evaluation], compared: Sequence[Comparison], fail_under: float | None, regression: float | None
+) -> None:
+    """End the command with 1 if the last policy is below a limit."""
     last = results[-1].success
     if fail_under is not None and (last is None or last.estimate < fail_under):
         fail(f"the success of {results[-1].name} is {'not known' if last is None else f'below {fail_under:g}'}")

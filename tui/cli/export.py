@@ -58,10 +58,10 @@ def export(
 
     chosen = FORMATS[format_]
     if out == Path("-"):
-        return _print(chosen, run_or_dump(run, home, maps or (), importers or ()), filter_ or "", best)
+        return _print(chosen, run_or_dump(run, home, maps, importers), filter_ or "", best)
     if out is not None and not out.parent.is_dir():
         fail(f"--out: there is no folder {out.parent}; make it first", ExitCode.USAGE)
-    info = run_or_dump(run, home, maps or (), importers or ())
+    info = run_or_dump(run, home, maps, importers)
     named = out is not None
     out = out or Path(f"{Path(info.id).name}.{chosen.suffix}")
     if out.exists() and not (out.is_file() or out.is_dir()):

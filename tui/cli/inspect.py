@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -19,6 +20,7 @@ from ..app.destinations import Destination, Live, Stepper, Trajectories
 from ..format import mark, number, step_text
 from ..plain import read_whole, trajectory_data
 from ..text import line
+from .app import open_dumped, open_run
 from .common import ExitCode, Home, Importers, Maps, RunReference, fail, json_line, on_terminal, say, warn
 from .dumps import argument_of, dump_notes, matching, named_run, opened, opened_dump, run_or_dump
 
@@ -68,74 +70,104 @@ def inspect(
     A page of --report can be filtered and stepped through without a server. --filter and --search choose its rollouts,
     and --against adds a second run.
     """
-
-    listing = filter_ is not None or search is not None or (limit is not None and trajectory is None)
-    plain = as_json or text or limit is not None or trajectory is not None or report is not None or not on_terminal()
-    if text and (at is None or as_json):
-        fail("--text prints one rollout: name it with --at, and give no --json", ExitCode.USAGE)
-    if (at is not None or live) and plain and not text:
-        fail("--at and --live open the app: they need a terminal, and no option that prints", ExitCode.USAGE)
-    listing = listing and report is None  # a report holds the rollouts that match
-    if sum((trajectory is not None, listing, report is not None, at is not None, live)) > 1:
-        wrong = "--trajectory, --filter (with --search), --report, --at and --live exclude each other; give one"
-        fail(wrong, ExitCode.USAGE)
-    if against is not None and report is None:
-        fail("--against belongs to --report; to compare in the app, mark two runs in the list", ExitCode.USAGE)
-    query = Query(filter_ or "", search or "")
-    if maps or importers or is_path_of_dump(run, home):
-        if not plain:
-            from .open_dump import open_dumped
-
-            if at is not None:  # its rollout may be the last one
-                opened_dump(run, maps or (), importers or (), whole=True)
-            open_dumped(home, run, maps or (), importers or (), lambda info: _start(info, at, live, query))
-            return
-        texts = bool(search) or any(f"{key}:" in (filter_ or "") for key in TEXTS)
-        info, dump = opened_dump(run, maps or (), importers or (), whole=True, searchable=texts)
-        for read in dump_notes(dump.summary) if not as_json else ():
-            warn(read)
-    else:
-        info = named_run(run, home)
+    asked = InspectOptions(as_json, trajectory, filter_, search, limit, at, text, live, report, against)
+    asked.check()
+    is_dump = bool(maps or importers) or is_path_of_dump(run, home)
+    if not asked.plain and is_dump:
+        if at is not None:  # its rollout may be the last one
+            opened_dump(run, maps, importers, whole=True)
+        return open_dumped(home, run, maps, importers, asked.start)
+    info = asked.open_dump(run, maps, importers) if is_dump else named_run(run, home)
+    if not asked.plain:
+        return open_run(home, info, asked.start(info))
     if report is not None:
         from .report import write_report
 
-        others = [] if against is None else [run_or_dump(against, home, maps or (), importers or ())]
-        write_report(home, [info, *others], report, query)
-        say(f"wrote {report}")
-        return
-    if not plain:
-        from .app import open_run
-
-        open_run(home, info, _start(info, at, live, query))
-        return
+        others = [] if against is None else [run_or_dump(against, home, maps, importers)]
+        return write_report(home, [info, *others], report, asked.query)
     with opened(info) as reader:
-        if text and at is not None:
-            _print_rendered(reader, at)
-        elif trajectory is not None:
-            _one(reader, info, trajectory, as_json=as_json)
-        elif listing:
-            for row in matching(reader, filter_ or "", search or "", limit):
-                say(json_line(row) if as_json else _row_text(row))
-        elif as_json:
+        asked.print(reader, info)
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """The options of `inspect`."""
+
+    as_json: bool
+    trajectory: str | None
+    filter: str | None
+    search: str | None
+    limit: int | None
+    at: str | None
+    text: bool
+    live: bool
+    report: Path | None
+    against: str | None
+
+    @property
+    def query(self) -> Query:
+        return Query(self.filter or "", self.search or "")
+
+    @property
+    def listing(self) -> bool:
+        """Whether the rollouts that match are printed. A report holds them instead."""
+        listed = self.filter is not None or self.search is not None
+        return self.report is None and (listed or (self.limit is not None and self.trajectory is None))
+
+    @property
+    def plain(self) -> bool:
+        """Whether plain data is printed or written, instead of opening the app."""
+        printing = self.as_json or self.text or self.limit is not None or self.trajectory is not None
+        return printing or self.report is not None or not on_terminal()
+
+    def check(self) -> None:
+        """End the command where options exclude each other."""
+        opens = self.at is not None or self.live
+        if self.text and (self.at is None or self.as_json):
+            fail("--text prints one rollout: name it with --at, and give no --json", ExitCode.USAGE)
+        if opens and self.plain and not self.text:
+            fail("--at and --live open the app: they need a terminal, and no option that prints", ExitCode.USAGE)
+        ways = (self.trajectory is not None, self.listing, self.report is not None, self.at is not None, self.live)
+        if sum(ways) > 1:
+            wrong = "--trajectory, --filter (with --search), --report, --at and --live exclude each other; give one"
+            fail(wrong, ExitCode.USAGE)
+        if self.against is not None and self.report is None:
+            fail("--against belongs to --report; to compare in the app, mark two runs in the list", ExitCode.USAGE)
+
+    def open_dump(self, path: str, maps: list[str] | None, importers: list[str] | None) -> RunInfo:
+        """Open a dump as a run, with a full-text index if these options search in texts, and print its notes."""
+        texts = bool(self.search) or any(f"{key}:" in (self.filter or "") for key in TEXTS)
+        info, dump = opened_dump(path, maps, importers, whole=True, searchable=texts)
+        for note in dump_notes(dump.summary) if not self.as_json else ():
+            warn(note)
+        return info
+
+    def start(self, info: RunInfo) -> Destination | None:
+        """Return where the app opens; None: where the run is best looked at."""
+        path = Path(info.path)
+        if self.live:
+            return Live(path)
+        with opened(info) as reader:
+            if self.at is not None:
+                n, step = _place(reader, self.at)
+                return Stepper(path, n, step=step or 0)
+            if not self.query.everything:
+                reader.rollouts.least(self.query)  # an error of the filter is reported before the app opens
+                return Trajectories(path, self.query)
+        return None
+
+    def print(self, reader: RunReader, info: RunInfo) -> None:
+        if self.at is not None:
+            _print_rendered(reader, self.at)
+        elif self.trajectory is not None:
+            _print_one(reader, info, self.trajectory, as_json=self.as_json)
+        elif self.listing:
+            for row in matching(reader, self.filter or "", self.search or "", self.limit):
+                say(json_line(row) if self.as_json else _row_text(row))
+        elif self.as_json:
             say(json_line(summary(reader, info)))
         else:
             _print_summary(reader, info)
-
-
-def _start(info: RunInfo, at: str | None, live: bool, query: Query) -> Destination | None:
-    """Return where the app opens; None: where the run is best looked at."""
-
-    path = Path(info.path)
-    if live:
-        return Live(path)
-    with opened(info) as reader:
-        if at is not None:
-            n, step = _place(reader, at)
-            return Stepper(path, n, step=step or 0)
-        if not query.everything:
-            reader.rollouts.least(query)  # says what cannot be understood while there is a command line to say it on
-            return Trajectories(path, query)
-    return None
 
 
 def _place(reader: RunReader, at: str) -> tuple[int, int | None]:
@@ -210,7 +242,7 @@ def _row_text(row: TrajectoryRow) -> str:
     )
 
 
-def _one(reader: RunReader, info: RunInfo, reference: str, *, as_json: bool) -> None:
+def _print_one(reader: RunReader, info: RunInfo, reference: str, *, as_json: bool) -> None:
     from ..app.printed import page_width, whole_lines
 
     try:

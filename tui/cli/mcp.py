@@ -36,7 +36,7 @@ def mcp(
     from ..agent_tools.workspace import Workspace
 
     for dump in dumps or ():
-        run_or_dump(dump, home, (), ())
+        run_or_dump(dump, home)
     if http is not None:
         free_port("--http", http)
         warn(f"serving {home} at http://{HOST}:{http}/mcp")

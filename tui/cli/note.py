@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from .common import ExitCode, Home, fail, json_line, say
+from .common import ExitCode, Home, RunOrDump, fail, json_line, say
 from .dumps import opened, run_or_dump
 
 
 def note(
-    reference: Annotated[str, typer.Argument(metavar="RUN_OR_DUMP", help="A run, or a file or folder of rollouts.")],
+    reference: RunOrDump,
     trajectory: Annotated[str | None, typer.Argument(metavar="[ID]", help="The trajectory: its id or number.")] = None,
     text: Annotated[
         str | None, typer.Argument(metavar="[TEXT]", help="One line; without it the note is shown.")
@@ -28,7 +28,7 @@ def note(
     for: --filter 'label:hack', --filter 'note:copied'.
     """
 
-    info = run_or_dump(reference, home, (), ())
+    info = run_or_dump(reference, home)
     with opened(info) as reader:
         wanted = None
         if trajectory is not None:

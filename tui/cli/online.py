@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from .common import ExitCode, Home, SetOption, fail, say, warn
 from .config import ConfigArgument, chosen_lines, load
-from .train import DatasetOption, ModelOption, RewardOption, own, watch
+from .train import DatasetOption, HeadlessOption, ModelOption, RewardOption, RunIdOption, own, watch
 
 
 def online(
@@ -25,8 +26,8 @@ def online(
     serve: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="OpenAI-style /v1/chat/completions over HTTP.")
     ] = None,
-    run_id: Annotated[str | None, typer.Option(help="The new run's id; else one is made.")] = None,
-    headless: Annotated[bool, typer.Option("--headless", help="Print lines, even on a terminal.")] = False,
+    run_id: RunIdOption = None,
+    headless: HeadlessOption = False,
     resume: Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run.")] = None,
     *,
     home: Home,
@@ -36,9 +37,8 @@ def online(
     Requests come from the configuration's environment, from a JSONL file or standard input (--requests FILE or -), or
     over HTTP (--serve HOST:PORT).
     """
-    from ...configs.model_defaults import BUILTIN
-    from ...configs.schema import CHAT_ENV
     from ...engine.launch.find import find_run
+    from ...engine.launch.start import start_run
 
     if requests is not None and serve is not None:
         fail("--requests and --serve exclude each other; give one", ExitCode.USAGE)
@@ -50,23 +50,19 @@ def online(
             ExitCode.USAGE,
         )
     old = find_run(home, resume) if resume is not None else None
-    source = str(Path(old.path) / "config.yaml") if old is not None else config
     if requests is not None and requests != "-" and not Path(requests).is_file():
         fail(f"--requests: there is no file {requests}; give a JSONL file, or - for standard input", ExitCode.USAGE)
-    elsewhere = config or dataset or any(o.startswith(("environment.", "data.")) for o in set_ or ())
-    if model and not model.startswith(BUILTIN) and not elsewhere:  # a model of the user's own holds conversations
-        options["environment.class_path"] = ("--model", CHAT_ENV)
-        options["environment.eval_tasks"] = ("--model", 0)
+    if model and not (config or dataset):
+        options |= _conversations(model, set_ or ())
     given = {"online.requests": ("--requests", requests), "online.serve": ("--serve", serve)}
     options |= {key: option for key, option in given.items() if option[1] is not None}
+    source = str(Path(old.path) / "config.yaml") if old is not None else config
     settings = load(source, set_, "online", options=options, paths=old is None)
-
-    from ...engine.launch.start import start_run
-
     piped = settings.online.requests == "-"
-    if old is None:
-        for line in chosen_lines(settings, config, set_, options):
-            (warn if piped else say)(line)
+    # in a pipe standard output carries the answers, so what is told goes to standard error
+    out = warn if piped else say
+    for line in chosen_lines(settings, config, set_, options) if old is None else ():
+        out(line)
     run = start_run(
         settings,
         runs_dir=home,
@@ -75,5 +71,14 @@ def online(
         stdin=sys.stdin.fileno() if piped else None,
         stdout=sys.stdout.fileno() if piped else None,
     )
-    # in a pipe standard output carries the answers, so what is told goes to standard error
-    watch(home, run, headless=headless or piped, out=warn if piped else say)
+    watch(home, run, headless=headless or piped, out=out)
+
+
+def _conversations(model: str, overrides: Sequence[str]) -> dict[str, tuple[str, object]]:
+    """Return the options for a model of the user's own, which holds conversations."""
+    from ...configs.model_defaults import BUILTIN
+    from ...configs.schema import CHAT_ENV
+
+    if model.startswith(BUILTIN) or any(o.startswith(("environment.", "data.")) for o in overrides):
+        return {}
+    return {"environment.class_path": ("--model", CHAT_ENV), "environment.eval_tasks": ("--model", 0)}

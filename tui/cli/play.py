@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from .common import Home, SetOption, fail, on_terminal, say
 from .config import ConfigArgument, load
-from .train import DatasetOption, ModelOption, RewardOption, own
+from .train import DatasetOption, ModelOption, RewardOption, RunIdOption, own
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
@@ -25,7 +23,7 @@ def play(
     dataset: DatasetOption = None,
     reward: RewardOption = None,
     set_: SetOption = None,
-    run_id: Annotated[str | None, typer.Option(help="The new run's id; else one is made.")] = None,
+    run_id: RunIdOption = None,
     *,
     home: Home,
 ) -> None:

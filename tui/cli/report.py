@@ -18,7 +18,7 @@ from ...engine.runs.search.query import Query
 from ...engine.runs.types import RunInfo
 from ..format import number, step_text
 from ..text import literal
-from .common import ExitCode, fail
+from .common import ExitCode, fail, say
 from .dumps import dump_notes, opened
 from .report_data import page_data
 
@@ -43,6 +43,7 @@ def write_report(home: Path, runs: Sequence[RunInfo], out: Path, query: Query) -
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         fail(f"--report: {out} cannot be written: {error.strerror}")
+    say(f"wrote {out}")
 
 
 def draw(home: Path, run: RunInfo) -> str:

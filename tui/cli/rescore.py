@@ -16,7 +16,7 @@ from ...engine.launch.settings import read_config
 from ...engine.runs.paths import CONFIG_FILE
 from ...engine.runs.read.reader import RunReader
 from ..format import MINUS
-from .common import ExitCode, Home, SetOption, ask, fail, json_line, say
+from .common import ExitCode, Home, JsonOption, SetOption, ask, fail, json_line, say
 from .config import load
 from .train import own
 
@@ -32,7 +32,7 @@ def rescore(
     reference: Annotated[str, typer.Argument(metavar="RUN", help="A training run.")],
     reward: Annotated[list[str] | None, typer.Option(help="Reward functions, as in train.")] = None,
     set_: SetOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    as_json: JsonOption = False,
     *,
     home: Home,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -33,8 +34,12 @@ RewardOption = Annotated[
         "trl.rewards.think_format_reward:0.2; may be given several times.",
     ),
 ]
-
-
+RunIdOption = Annotated[str | None, typer.Option(help="The new run's id; else one is made.")]
+HeadlessOption = Annotated[bool, typer.Option("--headless", help="Print lines, even on a terminal.")]
+AccelerateOption = Annotated[
+    Path | None,
+    typer.Option(help="Your own accelerate config, of several GPUs or machines (neither FSDP nor DeepSpeed)."),
+]
 Mode = StrEnum("Mode", ["sft", "rft"])
 
 
@@ -52,8 +57,8 @@ def train(
     quick: Annotated[
         bool, typer.Option("--quick", help=f"See that it works: {QUICK_STEPS} steps, and {QUICK_TASKS} held-out tasks.")
     ] = False,
-    run_id: Annotated[str | None, typer.Option(help="The new run's id; else one is made.")] = None,
-    headless: Annotated[bool, typer.Option("--headless", help="Print lines, even on a terminal.")] = False,
+    run_id: RunIdOption = None,
+    headless: HeadlessOption = False,
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Go on with a run from its last checkpoint.")
     ] = None,
@@ -61,10 +66,7 @@ def train(
         int, typer.Option(min=1, help="Train with this many seeds, one run after another, and print the mean.")
     ] = 1,
     num_processes: Annotated[int, typer.Option(min=1, help="Training processes (accelerate launch).")] = 1,
-    accelerate_config: Annotated[
-        Path | None,
-        typer.Option(help="Your own accelerate config, of several GPUs or machines (neither FSDP nor DeepSpeed)."),
-    ] = None,
+    accelerate_config: AccelerateOption = None,
     *,
     home: Home,
 ) -> None:
@@ -73,75 +75,82 @@ def train(
     The run continues when you leave the live view or close the terminal. `grpo-tui stop RUN` saves and stops it.
     Without a terminal, or with --headless, progress is printed as lines and Ctrl-C saves and stops the run.
     """
-    from ...engine.launch.trainer import missing
-
-    if accelerate_config is not None and not accelerate_config.is_file():
-        fail(
-            f"--accelerate-config: there is no file {accelerate_config}; make one with `accelerate config`",
-            ExitCode.USAGE,
-        )
-    old, chosen = None, []
-    if resume is not None:
-        if run_id is not None:
-            fail("--resume goes on with a run under its own id; leave --run-id out", ExitCode.USAGE)
-        if seeds > 1:
-            fail("--seeds goes on with stopped runs by itself; leave --resume out", ExitCode.USAGE)
-        given = {"CONFIG": config, "--mode": mode, "--model": model, "--dataset": dataset, "--reward": reward}
-        old, settings = _recorded(home, resume, given, set_)
-    else:
-        options = own(model, dataset, reward)
-        settings = load(config, set_, str(mode) if mode else None, options=options, paths=True)
-        chosen = chosen_lines(settings, config, set_, options)
-    if settings.mode == "online" or (settings.mode == "eval" and old is None):
-        start_it = f"start it with `grpo-tui {settings.mode}`, or give --mode sft|rft"
-        fail(f"this configuration has mode: {settings.mode}; {start_it}", ExitCode.USAGE)
-
-    for line in chosen:
-        say(line)
-    if quick:
-        _shorten(settings)
-    code = settings.environment.reward_funcs or settings.environment.tools
-    if code and old is None and settings.mode == "rft" and not missing():  # before a run is made
-        ask("grpo_tui.engine.training.previews", settings, "code", code=ExitCode.USAGE)
-    if dry_run:
-        from .dry_run import dry_run as try_out
-
-        if old is not None or settings.mode != "rft":
-            fail("--dry-run tries a new run of `--mode rft`; leave --resume and --mode out", ExitCode.USAGE)
-        raise typer.Exit(try_out(settings))
-    if old is not None:
-        _refuse_or_end(old, settings)
-
     from ...engine.launch.start import start_run
 
-    def start(settings: RunConfig, run_id: str | None, resume: str | None) -> RunInfo:
-        return start_run(
-            settings,
-            runs_dir=home,
-            run_id=run_id,
-            resume=resume,
-            num_processes=num_processes,
-            accelerate_config=accelerate_config,
-        )
-
+    if accelerate_config is not None and not accelerate_config.is_file():
+        wrong = f"there is no file {accelerate_config}; make one with `accelerate config`"
+        fail(f"--accelerate-config: {wrong}", ExitCode.USAGE)
+    old = None
+    if resume is not None:
+        given = {"CONFIG": config, "--mode": mode, "--model": model, "--dataset": dataset, "--reward": reward}
+        old, settings = _recorded(home, resume, given, set_, run_id, seeds)
+    else:
+        settings = _new(config, mode, own(model, dataset, reward), set_)
+    if quick:
+        _shorten(settings)
+    _try_code(settings, old)
+    if dry_run:
+        raise typer.Exit(_dry_run(settings, old))
+    if old is not None:
+        _refuse_or_end(old, settings)
+    start = partial(start_run, runs_dir=home, num_processes=num_processes, accelerate_config=accelerate_config)
     if seeds > 1:
-        from .seeds import train_seeds
+        raise typer.Exit(_train_seeds(home, settings, seeds, run_id, start))
+    run = start(settings, run_id=run_id, resume=None if old is None else old.id)
+    watch(home, run, headless=headless)
 
-        raise typer.Exit(train_seeds(home, settings, seeds, run_id, start))
-    watch(home, start(settings, run_id, old.id if old is not None else None), headless=headless)
+
+def _new(
+    config: str | None, mode: Mode | None, options: Mapping[str, tuple[str, object]], set_: list[str] | None
+) -> RunConfig:
+    """Return the configuration of a new run. Prints the values that follow from the model."""
+    settings = load(config, set_, mode and str(mode), options=options, paths=True)
+    _refuse_modes(settings, "online", "eval")
+    for line in chosen_lines(settings, config, set_, options):
+        say(line)
+    return settings
 
 
 def _recorded(
-    home: Path, resume: str, given: Mapping[str, object], set_: list[str] | None
+    home: Path, resume: str, given: Mapping[str, object], set_: list[str] | None, run_id: str | None, seeds: int
 ) -> tuple[RunInfo, RunConfig]:
     """Return the run to resume, and its own configuration. Any `given` option would make another configuration."""
     from ...engine.launch.find import find_run
 
+    if run_id is not None:
+        fail("--resume goes on with a run under its own id; leave --run-id out", ExitCode.USAGE)
+    if seeds > 1:
+        fail("--seeds goes on with stopped runs by itself; leave --resume out", ExitCode.USAGE)
     wrong = next((name for name, value in given.items() if value is not None), None)
     if wrong is not None:
         fail(f"--resume uses the run's own configuration; leave {wrong} out (--set may change values)", ExitCode.USAGE)
     old = find_run(home, resume)
-    return old, load(str(Path(old.path) / "config.yaml"), set_)
+    settings = load(str(Path(old.path) / "config.yaml"), set_)
+    _refuse_modes(settings, "online")
+    return old, settings
+
+
+def _refuse_modes(settings: RunConfig, *modes: str) -> None:
+    if settings.mode in modes:
+        start_it = f"start it with `grpo-tui {settings.mode}`, or give --mode sft|rft"
+        fail(f"this configuration has mode: {settings.mode}; {start_it}", ExitCode.USAGE)
+
+
+def _try_code(settings: RunConfig, old: RunInfo | None) -> None:
+    """Call the user's reward functions and tools once before a new run is made. A fault ends the command."""
+    from ...engine.launch.trainer import missing
+
+    code = settings.environment.reward_funcs or settings.environment.tools
+    if code and old is None and settings.mode == "rft" and not missing():
+        ask("grpo_tui.engine.training.previews", settings, "code", code=ExitCode.USAGE)
+
+
+def _dry_run(settings: RunConfig, old: RunInfo | None) -> int:
+    from .dry_run import dry_run
+
+    if old is not None or settings.mode != "rft":
+        fail("--dry-run tries a new run of `--mode rft`; leave --resume and --mode out", ExitCode.USAGE)
+    return dry_run(settings)
 
 
 def _shorten(settings: RunConfig) -> None:
@@ -189,6 +198,50 @@ def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:
             f"run {run.id} has no checkpoint to go on from; what it recorded stays as it is. A new run with the same "
             f"configuration: grpo-tui train {quote(f'{run.path}/config.yaml')}"
         )
+
+
+def _train_seeds(home: Path, settings: RunConfig, seeds: int, run_id: str | None, start: Callable[..., RunInfo]) -> int:
+    """Train with `seeds` seeds from `seed` on and return the exit code. A seed that has finished is not repeated.
+
+    start: `start_run` for this command.
+    """
+    from ...engine.launch.find import find_run
+    from ...engine.runs.health.checkpoints import checkpoint_folder, checkpoints
+    from ..seeds import seeds_line
+    from .follow import follow
+    from .run_table import headline
+
+    done: list[RunInfo] = []
+    for number in range(seeds):
+        config = settings.model_copy(update={"seed": settings.seed + number})
+        run = _run_of(home, config)
+        title = f"seed {config.seed}, {number + 1} of {seeds}"
+        if run is not None and run.active:
+            fail(f"{title}: run {run.id} is {run.status} already; wait for it, or stop it", ExitCode.USAGE)
+        if run is not None and run.status == "finished":
+            say(f"{title}: run {run.id} has finished")
+        else:
+            resumed = run.id if run is not None and checkpoints(checkpoint_folder(Path(run.path))) else None
+            run = start(config, run_id=run_id and f"{run_id}-{config.seed}", resume=resumed)
+            say(f"{title}: run {run.id} {'resumes' if resumed else 'started'}; its record is in {run.path}")
+            code = follow(run)
+            run = find_run(home, run.path)
+            if code or run.status != "finished":
+                say(f"{title}: ended early; the same command continues from here")
+                return code or ExitCode.FAILED
+        done.append(run)
+    say(seeds_line([headline(run) for run in done]))
+    return ExitCode.OK
+
+
+def _run_of(home: Path, config: RunConfig) -> RunInfo | None:
+    """Return the newest run with this configuration and seed."""
+    from ...engine.launch.find import list_runs
+    from ...engine.launch.settings import configuration_id
+
+    wanted = configuration_id(config), config.seed
+    found = [run for run in list_runs(home) if (run.facts.get("configuration"), run.facts.get("seed")) == wanted]
+    return max(found, key=lambda run: run.created, default=None)
 
 
 def watch(home: Path, run: RunInfo, *, headless: bool, out: Callable[[str], None] = say) -> None:

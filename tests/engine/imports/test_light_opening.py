@@ -21,8 +21,8 @@ from grpo_tui.engine.imports.options import Options
 from grpo_tui.engine.imports.readers import open_reader, start_following
 from grpo_tui.engine.runs.durable import try_lock
 from grpo_tui.engine.runs.paths import DATABASE
+from grpo_tui.tui.cli.app import PLAIN
 from grpo_tui.tui.cli.dumps import dump_notes
-from grpo_tui.tui.cli.open_dump import PLAIN
 
 ROW = '{"prompt": "a", "completion": "b", "reward": 1.0}\n'
 
@@ -43,7 +43,7 @@ def test_opening_loads_nothing_that_only_the_diagnosis_needs():
 
 
 def test_the_process_that_opens_is_begun_before_anything_is_loaded():
-    code = "import sys; before = set(sys.modules); import grpo_tui.tui.cli.open_dump; print(*set(sys.modules) - before)"
+    code = "import sys; before = set(sys.modules); import grpo_tui.tui.cli.app; print(*set(sys.modules) - before)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {name.partition(".")[0] for name in loaded} & {"textual", "rich", "typer", "sqlite3", "orjson"}
     assert Options().to_json() == PLAIN
