@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, cast, get_args
+from typing import Any, ClassVar, get_args
 
 from .agent import (
     ROLES,
@@ -21,7 +21,6 @@ from .agent import (
     CallReader,
     Message,
     Seed,
-    SeeingSession,
     call_reader,
     knows,
     sees,
@@ -38,8 +37,7 @@ from .spans import TrialWatches
 from .trajectory import StepContext, Trajectory
 from .tree import check_repeated, tree_session
 from .trial_pictures import KeptPictures, cleaned, loaded
-from .trial_rows import OnGroup, Trial, trial_result
-from .turns import OnProgress, Turns
+from .turns import OnGroup, OnProgress, Trial, Turns, trial_result
 
 logger = logging.getLogger(__name__)
 
@@ -125,69 +123,35 @@ class MultiTurnEnv(Env[State, Task]):
         """
         if num_rollouts < 1:
             raise ValueError(f"num_rollouts must be at least 1, not {num_rollouts}")
-        self._meet(agent)
-        self._kept.store = self.image_store
-        watches = TrialWatches()
-        with watches.environment:
-            rollouts = self._begin(task_data_list, num_rollouts)
-            prompts = prompts_of(rollouts, num_rollouts)
-        if not rollouts:
-            return {**trial_result([], [], []), "timings": watches.timings()}
-        for rollout in rollouts:
-            self._report(rollout, step)
-        with watches.generating:
-            session = agent.start(prompts, num_rollouts, tools=self._offered, seed=seed)
-        session = tree_session(session, rollouts, fresh, num_rollouts, seed)
-        trial = Trial(rollouts, prompts, num_rollouts, session, self.sees, step)
+        trial = self._start_trial(task_data_list, agent, num_rollouts, seed=seed, step=step, fresh=fresh)
+        if trial is None:
+            return {**trial_result([], [], []), "timings": TrialWatches().timings()}
         hand_over = None if on_group is None else lambda task: on_group(task, self._result(trial, [task]))
+        turns = Turns(
+            trial,
+            self._answer,
+            partial(self._note, step),
+            max_turns=self.max_turns,
+            timeout_s=self.turn_timeout_s,
+            workers=self.workers,
+            hand_over=hand_over,
+            on_progress=on_progress,
+            fresh=fresh,
+        )
         try:
-            self._turns(trial, watches, hand_over, on_progress, fresh).take(session)
+            turns.take()
             trial.read(trial.open)
         finally:
-            session.close()
-        log_failures(rollouts, env_name(self))
+            trial.session.close()
+        log_failures(trial.rollouts, env_name(self))
         made = trial_result([], [], [])
-        with watches.environment:
+        with trial.watches.environment:
             if hand_over is None:
                 made = self._result(trial, list(trial.open))
             else:
                 for task in trial.open:
                     hand_over(task)
-        return {**made, "timings": watches.timings()}
-
-    def _turns(
-        self,
-        trial: Trial,
-        watches: TrialWatches,
-        hand_over: Callable[[int], None] | None,
-        on_progress: OnProgress | None,
-        fresh: int | None,
-    ) -> Turns:
-        """Return the turns of a trial. hand_over: called with a task once its last rollout has ended."""
-
-        def note(rollout: LiveRollout, turn: AgentTurn, outcome: Outcome[CheckedStep]) -> None:
-            self._note(rollout, turn, outcome)
-            check_repeated(rollout)
-            self._report(rollout, trial.step)
-
-        def ended(row: int) -> Callable[[], None] | None:
-            if hand_over is None or (task := trial.close_task(row)) is None:
-                return None
-            return partial(hand_over, task)
-
-        return Turns(
-            trial.rollouts,
-            answer=self._answer,
-            note=note,
-            observe=partial(self._observe, trial),
-            max_turns=self.max_turns,
-            timeout_s=self.turn_timeout_s,
-            workers=self.workers,
-            watches=watches,
-            on_progress=on_progress,
-            on_end=ended,
-            fresh=fresh,
-        )
+        return {**made, "timings": trial.watches.timings()}
 
     def opening(
         self, task: Mapping[str, object], agent: object
@@ -206,14 +170,6 @@ class MultiTurnEnv(Env[State, Task]):
         self.sees = sees(agent)
 
     # ------------------------------------------------------------------------------------------------ one turn
-
-    def _observe(self, trial: Trial, rows: list[int]) -> None:
-        observations = [trial.rollouts[row].steps[-1].observation for row in rows]
-        if self.sees:
-            shown = [trial.rollouts[row].answered_with for row in rows]
-            cast("SeeingSession", trial.session).observe_seen(rows, observations, shown)
-        else:
-            trial.session.observe(rows, observations)
 
     def _answer(self, rollout: LiveRollout, turn: AgentTurn) -> CheckedStep:
         """Parse and execute a turn. It runs under guard, so it may raise anything or hang."""
@@ -254,7 +210,8 @@ class MultiTurnEnv(Env[State, Task]):
             merged[kind] = tuple(dict.fromkeys((*merged.get(kind, ()), *ids)))
         return replace(context, resources=merged) if merged != context.resources else context
 
-    def _note(self, rollout: LiveRollout, turn: AgentTurn, outcome: Outcome[CheckedStep]) -> None:
+    def _note(self, step: int, rollout: LiveRollout, turn: AgentTurn, outcome: Outcome[CheckedStep]) -> None:
+        """Record a turn in training step `step`."""
         images: tuple[str, ...] = ()
         overlay = None
         if outcome.value is not None:
@@ -262,12 +219,40 @@ class MultiTurnEnv(Env[State, Task]):
             if rollout.keep_images:
                 images, overlay = self._kept.of_answer(outcome.value.result, rollout.images)
         rollout.note(turn, outcome, images, overlay)
+        check_repeated(rollout)
+        self._report(rollout, step)
 
     def _report(self, rollout: LiveRollout, step: int) -> None:
         if self.on_turn is not None and rollout.messages is not None:
             self.on_turn(self._trajectories([rollout], [rollout.messages], 1, step)[0])
 
     # ------------------------------------------------------------------------------------------------ begin and end
+
+    def _start_trial(
+        self,
+        tasks: Sequence[Mapping[str, object]],
+        agent: Agent,
+        num_rollouts: int,
+        *,
+        seed: Seed,
+        step: int,
+        fresh: int | None,
+    ) -> Trial | None:
+        """Reset the rollouts of a trial and open one session for them. Returns None if there are no tasks."""
+        self._meet(agent)
+        self._kept.store = self.image_store
+        watches = TrialWatches()
+        with watches.environment:
+            rollouts = self._begin(tasks, num_rollouts)
+            prompts = prompts_of(rollouts, num_rollouts)
+        if not rollouts:
+            return None
+        for rollout in rollouts:
+            self._report(rollout, step)
+        with watches.generating:
+            session = agent.start(prompts, num_rollouts, tools=self._offered, seed=seed)
+        session = tree_session(session, rollouts, fresh, num_rollouts, seed)
+        return Trial(rollouts, prompts, num_rollouts, session, self.sees, step, watches)
 
     def _begin(self, tasks: Sequence[Any], num_rollouts: int) -> list[LiveRollout]:
         try:

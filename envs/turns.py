@@ -1,20 +1,91 @@
-"""Schedule the turns of a trial's rollouts: all together, or each at its own pace."""
+"""The rollouts of a trial, and the schedule of their turns: all together, or each at its own pace."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
-from .agent import AgentSession, AgentTurn, AsyncAgentSession
+import numpy as np
+
+from .agent import AgentSession, AgentTurn, AsyncAgentSession, Message, SeeingSession, ShownImage
 from .guard import AsyncGuard, Outcome, guarded_map
 from .live_rollout import CheckedStep, LiveRollout
 from .spans import TrialWatches
-from .trajectory import StopReason
+from .trajectory import StopReason, TokenArrays, Trajectory
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of ended rollouts and the total."""
+OnGroup = Callable[[int, dict[str, Any]], None]
+"""Called with the index of a task and the result of its rollouts."""
+
+
+@dataclass
+class Trial:
+    """The rollouts of a trial, row = task * num_rollouts + rollout. A task is open until its last rollout has ended.
+
+    sees: whether the policy is shown pictures. step: the training step. tokens, shown: the tokens and pictures of each
+    row read so far.
+    """
+
+    rollouts: Sequence[LiveRollout]
+    prompts: Sequence[Sequence[Message]]
+    num_rollouts: int
+    session: AgentSession
+    sees: bool
+    step: int
+    watches: TrialWatches
+    tokens: dict[int, TokenArrays] = field(default_factory=dict)
+    shown: dict[int, Sequence[ShownImage]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        live = (row for row, rollout in enumerate(self.rollouts) if rollout.live)
+        self._left = Counter(row // self.num_rollouts for row in live)
+        self.open = dict.fromkeys(range(len(self.prompts)))
+
+    def rows(self, tasks: Iterable[int]) -> list[int]:
+        n = self.num_rollouts
+        return [row for task in tasks for row in range(task * n, (task + 1) * n)]
+
+    def read(self, tasks: Iterable[int]) -> None:
+        """Read the tokens and pictures of these tasks from the session."""
+        for row in self.rows(tasks):
+            self.tokens[row] = self.session.tokens(row)
+            self.shown[row] = cast("SeeingSession", self.session).shown(row) if self.sees else ()
+
+    def observe(self, rows: Sequence[int]) -> None:
+        """Pass the last observations of these rows to the agent."""
+        observations = [self.rollouts[row].steps[-1].observation for row in rows]
+        if self.sees:
+            shown = [self.rollouts[row].answered_with for row in rows]
+            cast("SeeingSession", self.session).observe_seen(rows, observations, shown)
+        else:
+            self.session.observe(rows, observations)
+
+    def close_task(self, row: int) -> int | None:
+        """Note that a rollout has ended. If it was the last of its task, read the task and return its index."""
+        task = row // self.num_rollouts
+        self._left[task] -= 1
+        if self._left[task]:
+            return None
+        del self.open[task]
+        self.read([task])
+        return task
+
+
+def trial_result(
+    trajectories: Sequence[Trajectory], tokens: Sequence[TokenArrays], shown: Sequence[Sequence[ShownImage]]
+) -> dict[str, object]:
+    """Build the result of `MultiTurnEnv.run_trial`, without its timings."""
+    return {
+        "final_rewards": np.asarray([t.env_reward for t in trajectories], dtype=np.float32),
+        "trajectories": trajectories,
+        "tokens": tokens,
+        "images": shown,
+    }
 
 
 @dataclass(frozen=True)
@@ -22,24 +93,28 @@ class Turns:
     """The turns of a trial's rollouts, up to `max_turns` each.
 
     answer: the environment's reaction to a turn. If it raises or exceeds `timeout_s`, only that rollout fails. note:
-    records the outcome of a turn. observe: passes the last observations of these rows to the agent. workers: threads
-    for slow answers. on_end: called with each ended row, if rows advance independently. A thread calls what it returns.
+    records the outcome of a turn. workers: threads for slow answers. hand_over: called on a thread with each task whose
+    last rollout has ended, if rollouts advance independently. fresh: rollouts per task that start at the prompt
+    (None: all).
     """
 
-    rollouts: Sequence[LiveRollout]
+    trial: Trial
     answer: Callable[[LiveRollout, AgentTurn], CheckedStep]
     note: Callable[[LiveRollout, AgentTurn, Outcome[CheckedStep]], None]
-    observe: Callable[[list[int]], None]
     max_turns: int
     timeout_s: float
     workers: int
-    watches: TrialWatches
-    on_progress: OnProgress | None = None
-    on_end: Callable[[int], Callable[[], None] | None] | None = None
-    fresh: int | None = None
+    hand_over: Callable[[int], None] | None
+    on_progress: OnProgress | None
+    fresh: int | None
 
-    def take(self, session: AgentSession) -> None:
+    @property
+    def rollouts(self) -> Sequence[LiveRollout]:
+        return self.trial.rollouts
+
+    def take(self) -> None:
         """Run all rollouts to their ends. Exceptions of the agent propagate."""
+        session = self.trial.session
         if isinstance(session, AsyncAgentSession):
             asyncio.run(self._each_alone(session))
         else:
@@ -53,10 +128,10 @@ class Turns:
                 self._tell()
 
     def _advance(self, session: AgentSession, live: list[int]) -> None:
-        with self.watches.generating:
+        with self.trial.watches.generating:
             turns = dict(zip(live, session.act(live), strict=True))
             acting = [row for row in live if self._has_acted(self.rollouts[row], turns[row])]
-        with self.watches.environment:
+        with self.trial.watches.environment:
             outcomes = guarded_map(
                 lambda row: self.answer(self.rollouts[row], turns[row]),
                 acting,
@@ -65,10 +140,10 @@ class Turns:
             )
             for row, outcome in zip(acting, outcomes, strict=True):
                 self.note(self.rollouts[row], turns[row], outcome)
-        with self.watches.generating:
+        with self.trial.watches.generating:
             going_on = [row for row in acting if self._goes_on(self.rollouts[row])]
             if going_on:
-                self.observe(going_on)
+                self.trial.observe(going_on)
 
     async def _each_alone(self, session: AsyncAgentSession) -> None:
         """Advance each rollout independently of the others. The time during which any of them waits for a turn counts
@@ -82,16 +157,16 @@ class Turns:
                 await asyncio.gather(*(tasks[r] for r in range(first, first + (self.fresh or 0)) if r in tasks))
             while self._goes_on(rollout):
                 if rollout.steps:
-                    self.observe([row])
-                with self.watches.generating:
+                    self.trial.observe([row])
+                with self.trial.watches.generating:
                     turn = await session.act_alone(row)
                 if self._has_acted(rollout, turn):
                     self.note(rollout, turn, await guard(lambda said: self.answer(rollout, said), turn))
             self._tell()
-            if self.on_end is not None and (work := self.on_end(row)) is not None:
-                await asyncio.to_thread(work)
+            if self.hand_over is not None and (task := self.trial.close_task(row)) is not None:
+                await asyncio.to_thread(self.hand_over, task)
 
-        began, generated = time.perf_counter(), self.watches.generating.seconds
+        began, generated = time.perf_counter(), self.trial.watches.generating.seconds
         tasks = {row: asyncio.create_task(play(row)) for row, rollout in enumerate(self.rollouts) if rollout.live}
         try:
             await asyncio.gather(*tasks.values())
@@ -99,7 +174,9 @@ class Turns:
             for task in tasks.values():
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
-        self.watches.environment.seconds += time.perf_counter() - began - (self.watches.generating.seconds - generated)
+        self.trial.watches.environment.seconds += (
+            time.perf_counter() - began - (self.trial.watches.generating.seconds - generated)
+        )
 
     def _later(self, rollout: LiveRollout) -> bool:
         return self.fresh is not None and rollout.number >= self.fresh
