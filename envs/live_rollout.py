@@ -131,6 +131,13 @@ class LiveRollout:
         if result.done or result.correct is not None:
             self.correct = result.correct
 
+    def with_resources(self, context: StepContext) -> StepContext:
+        """Add the resources that the steps have produced to the environment's context."""
+        merged = {kind: tuple(map(str, ids)) for kind, ids in context.resources.items()}
+        for kind, ids in self.resources.items():
+            merged[kind] = tuple(dict.fromkeys((*merged.get(kind, ()), *ids)))
+        return replace(context, resources=merged) if merged != context.resources else context
+
     def judged(self, verdict: Verdict) -> None:
         self.verdict = verdict
         if verdict.error is not None:

@@ -176,7 +176,7 @@ class MultiTurnEnv(Env[State, Task]):
         rollout.call = None
         call = checked_call(self._read(turn.text))
         rollout.call = call = replace(call, cut=True) if turn.stop_reason != "stop" else call
-        rollout.context = context = self._context(rollout)
+        rollout.context = context = rollout.with_resources(checked_context(self.context(rollout.state)))
         problem = None
         if not self.answers_misuse:
             problem = find_problem(call, self.tools, context) if self.tools else call.error
@@ -201,14 +201,6 @@ class MultiTurnEnv(Env[State, Task]):
             if means_call(call, {tool.name for tool in self.offered()}):
                 return call
         return self.parse(text)
-
-    def _context(self, rollout: LiveRollout) -> StepContext:
-        """Return the environment's context, with the resources that its steps have produced."""
-        context = checked_context(self.context(rollout.state))
-        merged = {kind: tuple(map(str, ids)) for kind, ids in context.resources.items()}
-        for kind, ids in rollout.resources.items():
-            merged[kind] = tuple(dict.fromkeys((*merged.get(kind, ()), *ids)))
-        return replace(context, resources=merged) if merged != context.resources else context
 
     def _note(self, step: int, rollout: LiveRollout, turn: AgentTurn, outcome: Outcome[CheckedStep]) -> None:
         """Record a turn in training step `step`."""
