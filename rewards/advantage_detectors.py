@@ -8,8 +8,9 @@ from statistics import fmean
 
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
+from .batch_statistics import SAME, deviation, groups_of, total_of
 from .batches import Batch
-from .detectors import SAME, Finding, detector, deviation, groups_of, ids_of, total_of
+from .detectors import Finding, detector, ids_of
 from .record_detectors import (
     DETECTORS,
     DISTINCT,

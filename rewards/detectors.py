@@ -7,7 +7,7 @@ it needs (`batches.py`). `diagnosis.py` runs them. No torch, no numpy.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -16,11 +16,20 @@ from typing import Literal
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
+from .batch_statistics import (
+    SAME,
+    fallen_since,
+    fell,
+    flat_at,
+    groups_of,
+    halves,
+    is_flat,
+    mean_total,
+    spread_of,
+    success_of,
+)
 from .batches import Batch, Need, RolloutSummary
-from .sequential import fallen_since, fell
 
-SAME = 1e-9
-"""Rewards that differ by less count as equal."""
 SOLVED = 0.8
 """Success above which low entropy is legitimate, because the policy has found right answers."""
 LEAST_ENTROPY = 0.05
@@ -257,7 +266,7 @@ def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
 def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many groups whose rollouts all have the same reward: they carry no gradient."""
     groups = groups_of(r for b in batches for r in b.rollouts)
-    flat = [g for g in groups if _is_flat(g)]
+    flat = [g for g in groups if is_flat(g)]
     share = len(flat) / len(groups) if groups else 0.0
     measured = f"{len(flat):,} of {len(groups):,} groups have one reward for all their rollouts and teach nothing"
     if len(groups) >= MANY and fmean(map(len, groups)) < SMALL and share > FLATTER * (larger := flat_at(USUAL, groups)):
@@ -347,69 +356,6 @@ def worse(batches: Sequence[Batch]) -> bool:
     return all(sides) and fell(*((sum(side), len(side)) for side in sides))
 
 
-def halves(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch]]:
-    """Return the earlier and the later half."""
-    return batches[: len(batches) // 2], batches[len(batches) // 2 :]
-
-
-def total_of(rollout: RolloutSummary) -> float:
-    """Return the reward, or NaN if it was not recorded."""
-    return math.nan if rollout.total is None else rollout.total
-
-
-def groups_of(rollouts: Iterable[RolloutSummary]) -> list[list[RolloutSummary]]:
-    """Return the groups that have several rollouts."""
-    groups: dict[str, list[RolloutSummary]] = defaultdict(list)
-    for rollout in rollouts:
-        groups[rollout.group].append(rollout)
-    return [g for g in groups.values() if len(g) > 1]
-
-
-def flat_at(size: int, groups: Sequence[Sequence[RolloutSummary]]) -> float:
-    """Estimate the share of groups of `size` rollouts that would be all right or all wrong; 1 if unknown.
-
-    Models the success rates of tasks as beta distributed, with the mean and the pairwise agreement of `groups`.
-    """
-    verdicts = [[r.correct for r in g if r.correct is not None] for g in groups]
-    pairs = [(sum(v), len(v)) for v in verdicts if len(v) > 1]
-    p = sum(k for k, _ in pairs) / max(sum(n for _, n in pairs), 1)
-    if not 0 < p < 1:
-        return 1.0
-    agree = fmean((k * (k - 1) + (n - k) * (n - k - 1)) / (n * (n - 1)) for k, n in pairs)
-    alike = min(max(1 - (1 - agree) / (2 * p * (1 - p)), 1e-3), 1 - 1e-3)
-    both = 1 / alike - 1
-    return sum(math.prod((side * both + i) / (both + i) for i in range(size)) for side in (p, 1 - p))
-
-
-def _is_flat(group: Sequence[RolloutSummary]) -> bool:
-    totals = [total_of(r) for r in group]
-    return max(totals) - min(totals) <= SAME
-
-
 def ids_of(rollouts: Iterable[RolloutSummary], limits: DiagnosisConfig) -> tuple[str, ...]:
     """Return the ids that a finding names as evidence."""
     return tuple(r.id for r in rollouts)[: limits.evidence]
-
-
-def spread_of(batches: Sequence[Batch]) -> float:
-    """Return the standard deviation of the reward within a step, averaged over steps."""
-    return max(fmean(b.fact("spread", lambda b: deviation(map(total_of, b.rollouts))) for b in batches), SAME)
-
-
-def deviation(values: Iterable[float]) -> float:
-    """Return the population standard deviation."""
-    found = list(values)
-    mean = math.fsum(found) / len(found)
-    return math.sqrt(math.fsum((x - mean) ** 2 for x in found) / len(found))
-
-
-def mean_total(batches: Sequence[Batch]) -> float:
-    """Return the mean reward of the batches."""
-    return fmean(b.fact("total", lambda b: fmean(map(total_of, b.rollouts))) for b in batches)
-
-
-def success_of(batches: Sequence[Batch]) -> float:
-    """Return the share of correct rollouts."""
-    return fmean(
-        b.fact("success", lambda b: fmean(r.correct for r in b.rollouts if r.correct is not None)) for b in batches
-    )

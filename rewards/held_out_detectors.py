@@ -14,8 +14,9 @@ from statistics import fmean, variance
 
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
+from .batch_statistics import groups_of, mean_total, spread_of, total_of
 from .batches import Batch, HeldOut, RolloutSummary
-from .detectors import Finding, detector, groups_of, ids_of, mean_total, spread_of, total_of
+from .detectors import Finding, detector, ids_of
 from .text_detectors import DETECTORS
 
 __all__ = ["DETECTORS"]  # all of them

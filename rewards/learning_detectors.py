@@ -13,8 +13,9 @@ from statistics import fmean
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
+from .batch_statistics import SAME, groups_of, halves, spread_of, total_of
 from .batches import Batch, RolloutSummary
-from .detectors import SAME, Finding, detector, groups_of, halves, ids_of, improvement, spread_of, total_of, worse
+from .detectors import Finding, detector, ids_of, improvement, worse
 from .reward_detectors import DETECTORS
 
 __all__ = ["DETECTORS"]  # including those of the modules above

@@ -14,8 +14,9 @@ from statistics import fmean
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
+from .batch_statistics import SAME, groups_of
 from .batches import GOALS, Batch, RolloutSummary
-from .detectors import LEAST_ENTROPY, SAME, Finding, detector, groups_of, ids_of, improvement, other_logprobs
+from .detectors import LEAST_ENTROPY, Finding, detector, ids_of, improvement, other_logprobs
 from .learning_detectors import DETECTORS
 
 __all__ = ["DETECTORS"]  # including those of the modules above

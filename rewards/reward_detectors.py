@@ -9,20 +9,9 @@ from statistics import fmean
 
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
+from .batch_statistics import SAME, groups_of, halves, mean_total, spread_of, success_of, total_of
 from .batches import GOALS, Batch, RolloutSummary
-from .detectors import (
-    DETECTORS,
-    SAME,
-    Finding,
-    detector,
-    groups_of,
-    halves,
-    ids_of,
-    mean_total,
-    spread_of,
-    success_of,
-    total_of,
-)
+from .detectors import DETECTORS, Finding, detector, ids_of
 
 __all__ = ["DETECTORS"]  # including those of `detectors.py`
 

@@ -13,8 +13,9 @@ from statistics import fmean
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
+from .batch_statistics import groups_of
 from .batches import Batch, RolloutSummary
-from .detectors import Finding, Severity, detector, groups_of, ids_of, improvement
+from .detectors import Finding, Severity, detector, ids_of, improvement
 from .record_detectors import ENOUGH, STEPS, correlation_within, goal
 from .verdict_detectors import DETECTORS
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from grpo_tui.rewards.sequential import FALSE_ALARMS, fallen_since, fell
+from grpo_tui.rewards.batch_statistics import FALSE_ALARMS, fallen_since, fell
 
 WINDOW = 20
 

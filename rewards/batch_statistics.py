@@ -1,0 +1,124 @@
+"""Statistics of the batches of a run: rewards, success and spread of some steps, and sequential tests for noisy series,
+with a stated false-alarm rate. No torch, no numpy."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from statistics import fmean, median
+
+from .batches import Batch, RolloutSummary
+
+SAME = 1e-9
+"""Rewards that differ by less count as equal."""
+ALARM = -math.log(1e-4)
+FALSE_ALARMS = 5e-4
+"""Maximum false alarms per step, for normal noise up to a quarter of the level. `tests/rewards/test_sequential.py`
+measures the rate. It exceeds the 1e-4 of `ALARM` because the noise is estimated from few steps."""
+LEAST_NOISE = 0.01
+"""Minimum standard deviation of the noise, as a share of the level."""
+LEVEL = 3
+"""Number of steps to average for the highest level."""
+ERRORS = 2.0
+"""Standard errors of a significant fall."""
+
+
+def halves(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch]]:
+    """Return the earlier and the later half."""
+    return batches[: len(batches) // 2], batches[len(batches) // 2 :]
+
+
+def total_of(rollout: RolloutSummary) -> float:
+    """Return the reward, or NaN if it was not recorded."""
+    return math.nan if rollout.total is None else rollout.total
+
+
+def groups_of(rollouts: Iterable[RolloutSummary]) -> list[list[RolloutSummary]]:
+    """Return the groups that have several rollouts."""
+    groups: dict[str, list[RolloutSummary]] = defaultdict(list)
+    for rollout in rollouts:
+        groups[rollout.group].append(rollout)
+    return [g for g in groups.values() if len(g) > 1]
+
+
+def flat_at(size: int, groups: Sequence[Sequence[RolloutSummary]]) -> float:
+    """Estimate the share of groups of `size` rollouts that would be all right or all wrong; 1 if unknown.
+
+    Models the success rates of tasks as beta distributed, with the mean and the pairwise agreement of `groups`.
+    """
+    verdicts = [[r.correct for r in g if r.correct is not None] for g in groups]
+    pairs = [(sum(v), len(v)) for v in verdicts if len(v) > 1]
+    p = sum(k for k, _ in pairs) / max(sum(n for _, n in pairs), 1)
+    if not 0 < p < 1:
+        return 1.0
+    agree = fmean((k * (k - 1) + (n - k) * (n - k - 1)) / (n * (n - 1)) for k, n in pairs)
+    alike = min(max(1 - (1 - agree) / (2 * p * (1 - p)), 1e-3), 1 - 1e-3)
+    both = 1 / alike - 1
+    return sum(math.prod((side * both + i) / (both + i) for i in range(size)) for side in (p, 1 - p))
+
+
+def is_flat(group: Sequence[RolloutSummary]) -> bool:
+    """Return whether the known rewards of a group are equal."""
+    totals = [total_of(r) for r in group]
+    return max(totals) - min(totals) <= SAME
+
+
+def spread_of(batches: Sequence[Batch]) -> float:
+    """Return the standard deviation of the reward within a step, averaged over steps."""
+    return max(fmean(b.fact("spread", lambda b: deviation(map(total_of, b.rollouts))) for b in batches), SAME)
+
+
+def deviation(values: Iterable[float]) -> float:
+    """Return the population standard deviation."""
+    found = list(values)
+    mean = math.fsum(found) / len(found)
+    return math.sqrt(math.fsum((x - mean) ** 2 for x in found) / len(found))
+
+
+def mean_total(batches: Sequence[Batch]) -> float:
+    """Return the mean reward of the batches."""
+    return fmean(b.fact("total", lambda b: fmean(map(total_of, b.rollouts))) for b in batches)
+
+
+def success_of(batches: Sequence[Batch]) -> float:
+    """Return the share of correct rollouts."""
+    return fmean(
+        b.fact("success", lambda b: fmean(r.correct for r in b.rollouts if r.correct is not None)) for b in batches
+    )
+
+
+def fallen_since(series: Sequence[float], fraction: float) -> int | None:
+    """Return the index since which a positive series is below a fraction of its highest level, or None if it is not.
+
+    Page's CUSUM: with x the excess of the fall over the limit, in logarithms, and s the standard deviation of the
+    noise, the statistic adds x / s - 1 / 2 at each step after the highest level, and never falls below 0. With known
+    noise, the mean time between false alarms is at least exp(ALARM) steps (Lorden 1971).
+    """
+    logs = [math.log(max(x, 1e-12)) for x in series]
+    levels = [fmean(logs[max(0, i - LEVEL + 1) : i + 1]) for i in range(len(logs))]
+    level, noise = max(levels), max(_noise(logs), LEAST_NOISE)
+    statistic, since = 0.0, 0
+    for i in range(levels.index(level), len(logs)):
+        if statistic == 0.0:
+            since = i
+        statistic = max(0.0, statistic + (level + math.log(fraction) - logs[i]) / noise - 0.5)
+    return since if statistic > ALARM and series[-1] < fraction * max(series) else None
+
+
+def _noise(values: Sequence[float]) -> float:
+    """Estimate the standard deviation of white noise from rising neighbours only, so that a fall is not noise.
+
+    The squared difference has the median 0.455 * 2 * variance.
+    """
+    squares = [(b - a) ** 2 for a, b in pairwise(values) if b >= a]
+    return math.sqrt(median(squares) / (2 * 0.455)) if squares else 0.0
+
+
+def fell(before: tuple[int, int], after: tuple[int, int]) -> bool:
+    """Return whether a rate fell by `ERRORS` standard errors. before, after: successes and trials."""
+    (a, n), (b, m) = before, after
+    pooled = (a + b) / (n + m)
+    error = math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m))
+    return a / n - b / m > ERRORS * error > 0
