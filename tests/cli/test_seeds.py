@@ -16,7 +16,7 @@ from scipy import stats
 from grpo_tui.engine.runs.health.headline import Headline
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import RunInfo
-from grpo_tui.tui.seeds import by_configuration, seeds_line
+from grpo_tui.tui.app.run_list import by_configuration, seeds_line
 from tests.e2e.world import grpo_tui, save_model, variables, write_world
 
 

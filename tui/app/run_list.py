@@ -1,8 +1,8 @@
-"""The runs of a folder as a list: read, filtered and sorted. Nothing here draws."""
+"""The runs of a folder as a list: read, filtered and sorted, with means over seeds. Nothing here draws."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from ...engine.runs.errors import RecordError
 from ...engine.runs.health import headline
 from ...engine.runs.health.headline import Headline
 from ...engine.runs.types import RunInfo
+from ..format import number, percent, percent_number, within
 
 SORTS = ("created", "status", "success", "reward", "step", "mode", "environment", "model", "id")
 DUMPS = 50
@@ -89,3 +90,38 @@ def _key(row: RunRow, column: str) -> object:
     if column == "status":
         return _STATUS.index(row.info.status)
     return getattr(row.info, column)
+
+
+def by_configuration(runs: Iterable[RunInfo]) -> list[list[RunInfo]]:
+    """Group finished runs by configuration: the newest run of each seed, for configurations with two seeds or more."""
+    found: dict[str, dict[int, RunInfo]] = {}
+    for run in sorted(runs, key=lambda run: run.created):
+        if run.status == "finished" and (name := run.facts.get("configuration")):
+            found.setdefault(name, {})[run.facts.get("seed", 0)] = run
+    return [list(seeds.values()) for seeds in found.values() if len(seeds) > 1]
+
+
+def seeds_line(headlines: Sequence[Headline], what: str = "seeds", names: Sequence[str] = ("success", "reward")) -> str:
+    """Format means with Student's t intervals: `3 seeds: success 62 % (41 to 83), reward 0.58 (0.4 to 0.76)`."""
+    from ...engine.evaluation.statistics import mean_interval  # imported here: most lists show no seeds
+
+    parts = []
+    for name in names:
+        values = [value for h in headlines if (value := getattr(h, name)) is not None]
+        if len(values) == len(headlines) > 1:
+            i = mean_interval(values)
+            written, bound = (percent, percent_number) if name == "success" else (number, number)
+            parts.append(f"{name} {written(i.estimate)}{within((i.low, i.high), bound)}")
+    return f"{len(headlines)} {what}" + (f": {', '.join(parts)}" if parts else "")
+
+
+def over_seeds(row: RunRow, rows: Mapping[str, RunRow]) -> str:
+    """Return the mean over the seeds of a run's configuration, among `rows` by path. Empty for a single seed."""
+    name = row.info.facts.get("configuration")
+    if not name:  # keeps the key press fast: without seeds, there is no need to sort all runs
+        return ""
+    same = (r.info for r in rows.values() if r.info.facts.get("configuration") == name)
+    for seeds in by_configuration(same):
+        if row.info in seeds:
+            return seeds_line([rows[run.path].headline for run in seeds])
+    return ""

@@ -12,7 +12,7 @@ from ...engine.launch.find import list_runs
 from ...engine.runs.health.headline import Headline, of_status
 from ...engine.runs.paths import runs_dir as resolve_runs_dir
 from ...engine.runs.types import RunInfo
-from ..app.run_list import RunRow, looked_into
+from ..app.run_list import RunRow, by_configuration, looked_into, seeds_line
 from ..format import ago, number, step_text, within
 from ..text import line
 from .output import fail, json_line, say
@@ -67,7 +67,5 @@ def print_runs(runs_dir: Path | None, *, as_json: bool = False) -> None:
     for row in rows:
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     if any(run.facts.get("configuration") for run in found):
-        from ..seeds import by_configuration, seeds_line
-
         for seeds in by_configuration(found):
             say(f"{seeds_line([headline(run) for run in seeds])} · {', '.join(line(run.id, 40) for run in seeds)}")

@@ -207,7 +207,7 @@ def _train_seeds(home: Path, settings: RunConfig, seeds: int, run_id: str | None
     """
     from ...engine.launch.find import find_run
     from ...engine.runs.health.checkpoints import checkpoint_folder, checkpoints
-    from ..seeds import seeds_line
+    from ..app.run_list import seeds_line
     from .follow import follow
     from .run_table import headline
 

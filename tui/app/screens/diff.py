@@ -122,7 +122,7 @@ class DiffScreen(PagedScreen):
             self.say("These two did the same in every step.")
 
     def shown_text(self) -> str:
-        return "\n".join(line.plain.rstrip() for line in self.body.lines)
+        return "\n".join(self.body.copied)
 
     def shown_name(self) -> str:
         return f"diff-{self.n}.txt"

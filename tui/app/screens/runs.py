@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,21 @@ from ....engine.launch import LaunchError
 from ....engine.launch.stop import delete_run, rename_run
 from ....engine.runs.control.requests import request
 from ....engine.runs.health.headline import Headline
-from ...seeds import by_configuration, seeds_line
 from ..bindings import RUNS
 from ..curves import Series
 from ..destinations import Branching, Compare, Destination, Live, Trajectories
 from ..live_charts import MEASURED_AT_TIMES, is_share
-from ..run_list import LARGEST_FIRST, SORTS, RunRow, arranged, is_branch, load, looked_into
+from ..run_list import (
+    LARGEST_FIRST,
+    SORTS,
+    RunRow,
+    arranged,
+    is_branch,
+    load,
+    looked_into,
+    over_seeds,
+    seeds_line,
+)
 from ..widgets.chart import Chart
 from ..widgets.frame import Box, SplitPart, split
 from ..widgets.line import Line
@@ -207,26 +216,9 @@ class RunsScreen(TableScreen):
             self.card.put(None, Headline())
             self.chart.put("", [], "nothing recorded yet")
             return
-        self.card.put(row.info, row.headline, self._over_seeds(row))
-        series = []
-        for name, title in CURVES:
-            points = row.headline.curves.get(name)
-            if points:
-                curve, newest = Series.of(title, points, is_share(name)), row.headline.values.get(name)
-                series.append(replace(curve, dots=name in MEASURED_AT_TIMES, last=newest))
+        self.card.put(row.info, row.headline, over_seeds(row, self.all))
         self.chart.x_name = "request" if row.info.mode == "online" else "step"
-        self.chart.put(row.info.id, series, "nothing recorded yet")
-
-    def _over_seeds(self, row: RunRow) -> str:
-        """Return the mean over the seeds of a run's configuration. Empty for a single seed."""
-        name = row.info.facts.get("configuration")
-        if not name:  # keeps the key press fast: without seeds, there is no need to sort all runs
-            return ""
-        same = (r.info for r in self.all.values() if r.info.facts.get("configuration") == name)
-        for seeds in by_configuration(same):
-            if row.info in seeds:
-                return seeds_line([self.all[run.path].headline for run in seeds])
-        return ""
+        self.chart.put(row.info.id, list(_curves(row.headline)), "nothing recorded yet")
 
     def action_open(self) -> None:
         """Open the dashboard of an active run; otherwise the last view, or the trajectories."""
@@ -354,3 +346,10 @@ class RunsScreen(TableScreen):
         match message.what:
             case ("sort", str(name)):
                 self._sort(name, not self.sorting[1] if name == self.sorting[0] else True)
+
+
+def _curves(headline: Headline) -> Iterator[Series]:
+    for name, title in CURVES:
+        if points := headline.curves.get(name):
+            curve = Series.of(title, points, is_share(name))
+            yield replace(curve, dots=name in MEASURED_AT_TIMES, last=headline.values.get(name))

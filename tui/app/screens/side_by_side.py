@@ -133,7 +133,7 @@ class SideBySideScreen(PagedScreen):
                     self.action_open()
 
     def shown_text(self) -> str:
-        return "\n".join(line.plain.rstrip() for line in (*self.heads.lines, *self.bodies.lines))
+        return "\n".join((*self.heads.copied, *self.bodies.copied))
 
     def shown_name(self) -> str:
         return f"group-{self.n}.txt"
