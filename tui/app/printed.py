@@ -11,15 +11,14 @@ from ...engine.runs.types import TrajectoryRecord
 from ..advantage import recomputed_text
 from ..plain import Whole
 from ..text import literal, wrap
-from .calls import root_of
 from .kinds import kind_of, prepared
-from .rollout_fields import Field, end_fields, prompt_fields, step_fields
+from .rollout_fields import END, PROMPT, Field, RolloutTexts
 from .theme import THEMES, Palette
 from .widgets.learning_lines import Learning
 from .widgets.line import Line
 from .widgets.rendering import Renderer
 from .widgets.reward_arithmetic import RewardLines
-from .widgets.text_layout import END, PROMPT, Flow, TextLayout
+from .widgets.text_layout import Flow, TextLayout
 
 WIDTH = 110
 """Cells per line in a file or a pipe."""
@@ -36,15 +35,13 @@ def page_width() -> int:
 
 def _texts(record: TrajectoryRecord, parts: Iterable[int], width: int) -> Flow:
     """Lay out the prompt, the end, or steps (from 0). Nothing folds."""
-    t, root = record.trajectory, root_of(record.trajectory)
+    texts = RolloutTexts(record.trajectory)
     lay = TextLayout(Renderer(_DARK, colors=False), width, {"text": 10**9}, (), lambda key: True, lambda key: False)
     for at in parts:
         if at >= 0:
             head = Line(_DARK).add(f"─ {at + 1} ", _DARK.title)
             lay.line(head.add("─" * (width - head.width), _DARK.border))
-        lay.put(
-            at, prompt_fields(t) if at == PROMPT else end_fields(t) if at == END else step_fields(t.steps[at], root)
-        )
+        lay.put(at, texts.of(at))
     return Flow(lay.parts)
 
 
@@ -105,14 +102,13 @@ def _plain(lines: Iterable[Line]) -> Iterator[str]:
 
 def markdown(record: TrajectoryRecord) -> str:
     """Render a rollout as Markdown: prose as written, everything else in language fences."""
-    t, root = record.trajectory, root_of(record.trajectory)
+    t, texts = record.trajectory, RolloutTexts(record.trajectory)
     total = record.breakdown.total if record.breakdown is not None else None
     said = [f"# {literal(t.id)}", *([f"reward {total:g}"] if total is not None else [])]
-    said += [_block(given) for given in prompt_fields(t)]
-    for at, step in enumerate(t.steps):
-        said.append(f"## Step {at + 1}")
-        said += [_block(given) for given in step_fields(step, root)]
-    return "\n\n".join([*said, *map(_block, end_fields(t))]) + "\n"
+    said += map(_block, texts.of(PROMPT))
+    for at in range(len(t.steps)):
+        said += [f"## Step {at + 1}", *map(_block, texts.of(at))]
+    return "\n\n".join([*said, *map(_block, texts.of(END))]) + "\n"
 
 
 def _block(given: Field) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...engine.runs.types import Call, SeenImage, Step, Trajectory
 from ..format import duration
-from .calls import bare, calls_of, ended, said, shown, written
+from .calls import bare, calls_of, ended, root_of, said, shown, summary, written
 from .short_values import brief
 
 
@@ -150,6 +150,54 @@ def end_fields(t: Trajectory) -> list[Field]:
     if t.error:
         fields.append(Field("✗ error", t.error, "bad", "plain"))
     return fields
+
+
+PROMPT, END = -1, -2
+"""The texts before and after the steps, in place of a step."""
+Key = tuple[int, int]
+"""A text of a rollout: the step (or `PROMPT`, `END`), and the index of the text."""
+
+
+class RolloutTexts:
+    """The texts of a rollout by step. raw: steps exactly as recorded. task: the prompt includes the task."""
+
+    def __init__(self, trajectory: Trajectory, raw: bool = False, task: bool = False) -> None:
+        self.trajectory = trajectory
+        self._root = root_of(trajectory)
+        self.change(raw, task)
+
+    def change(self, raw: bool, task: bool) -> None:
+        self._raw, self._task = raw, task
+        self._made: dict[int, list[Field]] = {}
+
+    def of(self, at: int) -> list[Field]:
+        """Return the texts of a step, or those before or after the steps."""
+        if at not in self._made:
+            self._made[at] = self._make(at)
+        return self._made[at]
+
+    def _make(self, at: int) -> list[Field]:
+        t = self.trajectory
+        if at == PROMPT:
+            return prompt_fields(t, task=self._task)
+        if at == END:
+            return end_fields(t)
+        if at >= len(t.steps):
+            return []
+        return raw_fields(t.steps[at]) if self._raw else step_fields(t.steps[at], self._root)
+
+    def summary(self, at: int) -> str:
+        """Summarise a step in one line."""
+        return summary(self.trajectory.steps[at], self._root)
+
+    def key_of(self, step: int, field: int) -> Key:
+        """Return the text at this position in `fields_at`."""
+        before = len(prompt_fields(self.trajectory)) if step == 0 else 0
+        if field < before:
+            return PROMPT, field
+        own = len(self.of(step))
+        at = field - before
+        return (step, at) if at < own else (END, at - own)
 
 
 def fields_at(trajectory: Trajectory, step: int) -> list[Field]:

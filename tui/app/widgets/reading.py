@@ -11,13 +11,12 @@ from rich.segment import Segment
 from ....engine.runs.types import Step, TrajectoryRecord
 from ...format import duration
 from ...text import literal
-from ..calls import root_of, summary
 from ..rollout_cursor import Match
-from ..rollout_fields import Field, end_fields, prompt_fields, raw_fields, step_fields
+from ..rollout_fields import END, PROMPT, Key, RolloutTexts
 from ..text_search import spans
 from .line import Line, wrapped
 from .rendering import Renderer
-from .text_layout import END, PROMPT, Flow, FlowPane, Key, TextLayout
+from .text_layout import Flow, FlowPane, TextLayout
 
 _CONVERSATION = {
     "prompt": 6,
@@ -57,9 +56,8 @@ class ReadingPanel(FlowPane):
         self._open: dict[Key, bool] = {}
         self._all = False
         self._chosen: Key | None = None
-        self._fields: dict[int, list[Field]] = {}
+        self.texts: RolloutTexts | None = None
         self._laid: TextLayout | None = None
-        self._root = ""
 
     def put(self, record: TrajectoryRecord | None, step: int, problem: str = "", match: Match | None = None) -> None:
         """Show a rollout at a step and match; `problem` explains why there is none. The conversation is laid out once
@@ -68,27 +66,27 @@ class ReadingPanel(FlowPane):
         same = known and self.whole and (match, problem) == (self.match, self.problem) and self._built is not None
         self.record, self.step, self.problem, self.match = record, step, problem, match
         if not known:
-            self._open, self._all, self._fields = {}, False, {}
-            self._root = root_of(record.trajectory) if record is not None else ""
+            self._open, self._all = {}, False
+            self.texts = RolloutTexts(record.trajectory, self.raw, self.whole_prompt) if record is not None else None
         self.title = self._heading()
         if not same:
             self._chosen = None
-            if match is not None:
-                self._open[self._key_of(match)] = True
+            if match is not None and self.texts is not None:
+                self._open[self.texts.key_of(match.step, match.field)] = True
             self.changed(keep_scroll=False)
         self._reveal()
 
     def _heading(self) -> str:
-        if self.record is None:
+        if self.texts is None:
             return "cannot be read" if self.problem else "reading…"
-        steps = self.record.trajectory.steps
+        steps = self.texts.trajectory.steps
         if not steps:
             return self.heading if self.running else "no steps"
         raw = "raw · " if self.raw else ""
         if self.whole:
             return f"{raw}{self.heading} · step {self.step + 1} of {len(steps)}"
         at = min(self.step, len(steps) - 1)
-        return f"{raw}step {at + 1}/{len(steps)}  {summary(steps[at], self._root)}"
+        return f"{raw}step {at + 1}/{len(steps)}  {self.texts.summary(at)}"
 
     # -- folding ------------------------------------------------------------------------------------------------
 
@@ -143,13 +141,16 @@ class ReadingPanel(FlowPane):
         self._again(self._chosen)
 
     def toggle_raw(self) -> None:
-        self.raw, self._fields, self._open = not self.raw, {}, {}
+        self.raw, self._open = not self.raw, {}
+        if self.texts is not None:
+            self.texts.change(self.raw, self.whole_prompt)
         self.title = self._heading()
         self._again(None)
 
     def toggle_prompt(self) -> None:
         self.whole_prompt = not self.whole_prompt
-        self._fields.pop(PROMPT, None)
+        if self.texts is not None:
+            self.texts.change(self.raw, self.whole_prompt)
         self.changed(keep_scroll=False)
 
     def _again(self, key: Key | None) -> None:
@@ -215,27 +216,19 @@ class ReadingPanel(FlowPane):
                 self.title = self._heading()
                 self.on_step(at)
 
-    def _key_of(self, match: Match) -> Key:
-        """Return the text of a match. `fields_at` counts through prompt, step and end."""
-        assert self.record is not None
-        before = len(prompt_fields(self.record.trajectory)) if match.step == 0 else 0
-        if match.field < before:
-            return PROMPT, match.field
-        own = len(self._of_step(match.step))
-        at = match.field - before
-        return (match.step, at) if at < own else (END, at - own)
-
     def _line_of(self, match: Match) -> int:
         """Return the line of a match, found by counting the matches before it in its part."""
-        key, flow = self._key_of(match), self.flow
+        if self.texts is None or self._laid is None:
+            return 0
+        key, flow = self.texts.key_of(match.step, match.field), self.flow
         self._expand(key[0])
-        if self._laid is None or key not in self._laid.places:
+        if key not in self._laid.places:
             return 0
         parts, begins = self._laid.places[key]
         index = max(0, bisect_right(begins, match.start) - 1)
         part = parts[index]
         flow.laid_out(flow.parts.index(part))
-        text = self._of_step(key[0])[key[1]].text
+        text = self.texts.of(key[0])[key[1]].text
         before = len(spans(text[begins[index] : match.start], self.find))
         found = self.palette.base + self.palette.found
         holding = [i for i, line in enumerate(part.lines or ()) if any(s.style == found for s in line.segments)]
@@ -246,28 +239,12 @@ class ReadingPanel(FlowPane):
     @property
     def copied(self) -> Sequence[str]:
         """Return the texts themselves in literal form, since a copy may be pasted into a terminal."""
-        if self.record is None:
+        if self.texts is None:
             return [self.problem]
-        steps = range(len(self.record.trajectory.steps)) if self.whole else (self.step,)
-        fields = [given for at in (PROMPT, *steps, END) for given in self._of_step(at)]
+        steps = range(len(self.texts.trajectory.steps)) if self.whole else (self.step,)
+        fields = [given for at in (PROMPT, *steps, END) for given in self.texts.of(at)]
         texts = ("\n".join(text for text in (given.name, given.text) if text) for given in fields)
         return [literal(line.expandtabs(4)) for text in texts for line in text.split("\n")]
-
-    def _of_step(self, at: int) -> list[Field]:
-        made = self._fields.get(at)
-        if made is None:
-            assert self.record is not None
-            t = self.record.trajectory
-            if at == PROMPT:
-                made = prompt_fields(t, task=self.whole_prompt)
-            elif at == END:
-                made = end_fields(t)
-            elif at >= len(t.steps):
-                made = []
-            else:
-                made = raw_fields(t.steps[at]) if self.raw else step_fields(t.steps[at], self._root)
-            self._fields[at] = made
-        return made
 
     def build(self, width: int, height: int) -> Flow:
         p = self.palette
@@ -278,12 +255,12 @@ class ReadingPanel(FlowPane):
         )
         lay.line(*wrapped(p, self.problem, width, p.muted if self.running else p.bad))
         lay.line(*(wrapped(p, f"✎ {self.note}", width, p.accent) if self.note else []))
-        if self.record is not None:
-            self._lay(lay, self.record.trajectory.steps)
+        if self.texts is not None:
+            self._lay(lay, self.texts)
         return Flow(lay.parts)
 
-    def _lay(self, lay: TextLayout, steps: Sequence[Step]) -> None:
-        p, prompt = self.palette, self._of_step(PROMPT)
+    def _lay(self, lay: TextLayout, texts: RolloutTexts) -> None:
+        p, prompt, steps = self.palette, texts.of(PROMPT), texts.trajectory.steps
         if self.whole or self.whole_prompt or self.step == 0 or not steps:
             lay.put(PROMPT, prompt)
         elif prompt:
@@ -296,24 +273,25 @@ class ReadingPanel(FlowPane):
         shown = range(len(steps)) if self.whole else [min(self.step, len(steps) - 1)] if steps else []
         for at in shown:
             if self.whole:
-                lay.later(at, _STEP, partial(self._lay_step, lay, at, steps[at]))
+                lay.later(at, _STEP, partial(self._lay_step, lay, at, texts))
             else:
-                self._lay_step(lay, at, steps[at])
+                self._lay_step(lay, at, texts)
         if not self.running and (not shown or shown[-1] == len(steps) - 1):
-            lay.put(END, self._of_step(END))
+            lay.put(END, texts.of(END))
 
-    def _lay_step(self, lay: TextLayout, at: int, step: Step) -> None:
+    def _lay_step(self, lay: TextLayout, at: int, texts: RolloutTexts) -> None:
         if self.whole:
             head = Line(self.palette).add(f"─ {at + 1} ", self.palette.title)
             lay.line(head.add("─" * max(0, lay.width - head.width), self.palette.border), at=at)
-        lay.put(at, self._of_step(at))
-        if notes := self._notes(step):
+        lay.put(at, texts.of(at))
+        if notes := _notes(texts.trajectory.steps[at]):
             lay.line(Line(self.palette).add(" · ".join(notes), self.palette.faint, cells=lay.width), at=at)
 
-    def _notes(self, step: Step) -> list[str]:
-        notes = [f"took {duration(step.seconds)}"] if step.seconds >= 1 else []
-        notes += [f"took {step.seconds * 1000:.0f} ms"] if 0.05 <= step.seconds < 1 else []
-        return notes + ([f"ended by {step.stop_reason}"] if step.stop_reason not in ("stop", "") else [])
+
+def _notes(step: Step) -> list[str]:
+    notes = [f"took {duration(step.seconds)}"] if step.seconds >= 1 else []
+    notes += [f"took {step.seconds * 1000:.0f} ms"] if 0.05 <= step.seconds < 1 else []
+    return notes + ([f"ended by {step.stop_reason}"] if step.stop_reason not in ("stop", "") else [])
 
 
 def _folds(height: int) -> Mapping[str, int]:

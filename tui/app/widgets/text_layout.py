@@ -17,7 +17,7 @@ from rich.style import Style
 
 from ...text import width as cells_of
 from ..kinds import CHUNK, LARGE, chunks, kind_of, prepared
-from ..rollout_fields import Field
+from ..rollout_fields import PROMPT, Field, Key
 from ..text_search import JOINT, Span, spans
 from ..theme import Palette
 from .line import Line
@@ -115,9 +115,6 @@ class Flow(Sequence[Line]):
         return max(0, min(top, len(self) - height))
 
 
-Key = tuple[int, int]
-"""A text of a rollout: the step (`PROMPT`, `END`: the texts before and after the steps), and the index of the text."""
-PROMPT, END = -1, -2
 _SPARE = 2
 """A text is shown whole if folding would hide no more than this many lines, or half of the lines that stay."""
 
