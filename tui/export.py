@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .plain import Whole, trajectory_data
-from .text import literal
+from .text import file_name, literal
 
 if TYPE_CHECKING:
     from textual.app import App
@@ -23,7 +23,7 @@ EXPORTS = "exports"
 
 def write(run: Path, name: str, text: str) -> Path:
     """Write to `exports/` in the run's folder, or else to the current folder. Raises OSError if both fail."""
-    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name)[:80].lstrip(".")
+    safe = file_name(name).lstrip(".")
     for folder in (run / EXPORTS, Path.cwd()):
         try:
             folder.mkdir(exist_ok=True)

@@ -45,7 +45,7 @@ def phase_left(progress: Progress, live: LiveState | None, now: float) -> str:
     return f"{duration(elapsed)} so far" if elapsed >= 1 else ""
 
 
-def rollouts_line(batches: Sequence[BatchState], left: str = "") -> list[str]:
+def rollouts_line(batches: Sequence[BatchState], left: str) -> list[str]:
     """Return `12 of 32 rollouts`, `1,340 of ≤ 8,192 tokens`, `85 tok/s`, `about 20 s left`, `reward 0.31 of 12`."""
     finished, total = sum(b.finished for b in batches), sum(b.rollouts for b in batches)
     tokens, limit = sum(b.tokens for b in batches), sum(b.limit for b in batches)

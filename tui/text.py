@@ -146,6 +146,11 @@ def line(text: object, cells: int) -> str:
     return result
 
 
+def file_name(text: str) -> str:
+    """Return at most 80 characters of a text that can stand in the name of a file: ASCII letters, digits, `-_.`."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in text[:80])
+
+
 def clip(text: str, limit: int = FIELD_LIMIT) -> tuple[str, int]:
     """Return the part of a field to lay out, and the number of characters left out."""
     return (text, 0) if len(text) <= limit else (text[:limit], len(text) - limit)

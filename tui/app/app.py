@@ -174,7 +174,7 @@ class GrpoApp(OwnOutputApp):
         if isinstance(event, Paste) and not event.is_forwarded:
             text = "␊".join(event.text.splitlines()[: None if self._prompt else 1])
             event = Paste("".join(c for c in text if c == "\t" or not unicodedata.category(c).startswith("C")))
-        elif isinstance(event, Key) and not event.is_forwarded and self._prompt and self._prompt.holds(event):
+        elif isinstance(event, Key) and not event.is_forwarded and self._prompt and self._prompt.ahead.holds(event):
             return
         await super().on_event(event)
 
@@ -184,11 +184,11 @@ class GrpoApp(OwnOutputApp):
         return parent if isinstance(parent, PromptBar) else None
 
     def on_key(self, event: Key) -> None:
-        if self._prompt and self._prompt.takes(event):
+        if self._prompt and self._prompt.ahead.takes(event):
             event.prevent_default()
 
     async def on_prompt_bar_reached(self, event: PromptBar.Reached) -> None:
-        for key in event.prompt.released():
+        for key in event.prompt.ahead.released():
             await super().on_event(key)
 
     def action_command_palette(self) -> None:

@@ -237,10 +237,9 @@ def along(axis: XAxis, kind: Kind, times: Sequence[tuple[int, float]], tokens: P
 
 
 def series_of(
-    names: Iterable[str], curves: Mapping[str, Points], latest: Mapping[str, float], x: Along | None = None
+    names: Iterable[str], curves: Mapping[str, Points], latest: Mapping[str, float], x: Along
 ) -> list[Series]:
     """Return the curves of these metrics: rates over their window, means with their spread."""
-    x = x or Along()
     made = []
     for name in names:
         points = curves.get(name, [])
@@ -261,7 +260,7 @@ def series_of(
     return made
 
 
-def kl_series(reading: Reading, curves: Mapping[str, Points], x: Along | None = None) -> list[Series]:
+def kl_series(reading: Reading, curves: Mapping[str, Points], x: Along) -> list[Series]:
     """Return the KL and its target, with the tolerance as a band."""
     made = series_of([name for name in KL if curves.get(name)], curves, reading.latest, x)
     tolerance = reading.latest.get(metric.KL_TOLERANCE)

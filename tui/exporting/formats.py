@@ -10,6 +10,7 @@ from typing import Any
 from ...engine.runs.types import RunInfo, Trajectory
 from ..cli.output import fail, json_line, whole_text
 from ..plain import Whole, trajectory_data
+from ..text import file_name
 from .chat import demonstration, openai, pairs, session, sharegpt
 from .logs import atif, write_inspect
 
@@ -60,8 +61,7 @@ def _write_atif(path: Path, wholes: Iterable[Whole], info: RunInfo) -> int:
 
 
 def _name(whole: Whole) -> str:
-    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in whole.record.trajectory.id)
-    return f"{whole.n:06}-{safe[:80]}"
+    return f"{whole.n:06}-{file_name(whole.record.trajectory.id)}"
 
 
 FORMATS = {

@@ -22,12 +22,46 @@ LONGEST_S = 1.0
 """Seconds that keys wait for earlier ones."""
 
 
-class PromptBar(Widget):
-    """Enter accepts, escape cancels. `check` returns the error of a text, or an empty string.
+class KeysAhead:
+    """Keys pressed before the input of a prompt had the focus.
 
-    Keys pressed before the input had the focus are in the queue of another widget. They bubble to the app, which must
-    put them before the keys that meanwhile arrive from the terminal.
+    They are in the queue of another widget. They bubble to the app, which must put them before the keys that meanwhile
+    arrive from the terminal. post: sends a key to the input.
     """
+
+    def __init__(self, post: Callable[[Key], object]) -> None:
+        self.heard: Key | None = None
+        """The last key that the input received."""
+        self._post = post
+        self._early: list[Key] = []
+        self._later: list[Key] | None = []
+
+    def takes(self, event: Key) -> bool:
+        """Take a key that another widget received before the prompt had the focus. Returns whether it was one."""
+        if event is self.heard:
+            return False
+        key = Key(event.key, event.character)
+        if self._later is None:  # it took longer than `LONGEST_S`
+            self._post(key)
+        else:
+            self._early.append(key)
+        return True
+
+    def holds(self, event: Key) -> bool:
+        """Keep a key that arrives while earlier ones are still on their way. Returns whether it was kept."""
+        if self._later is not None:
+            self._later.append(event)
+        return self._later is not None
+
+    def released(self) -> list[Key]:
+        """Return the kept keys in the order of typing. From now on, keys go to the input."""
+        keys = [*self._early, *(self._later or ())]
+        self._early, self._later = [], None
+        return keys
+
+
+class PromptBar(Widget):
+    """Enter accepts, escape cancels. `check` returns the error of a text, or an empty string."""
 
     class Reached(Message):
         """Bubbles from the widget that had the focus, behind the last key that it received."""
@@ -56,9 +90,7 @@ class PromptBar(Widget):
         super().__init__(id="prompt-bar")
         self._complete, self._history = complete, history
         self._back = 0
-        self._heard: Key | None = None
-        self._early: list[Key] = []
-        self._later: list[Key] | None = []
+        self.ahead = KeysAhead(lambda key: self.app.post_message(key))
         self._offered: list[str] = []
         self.border_title = Text(line(title, 120))  # type: ignore[assignment]
         self._value, self._done, self._check, self._hint = literal(value), done, check, hint
@@ -79,30 +111,7 @@ class PromptBar(Widget):
         self.set_timer(LONGEST_S, partial(self.app.post_message, self.Reached(self)))  # `before` may be gone
 
     def on_key(self, event: Key) -> None:
-        self._heard = event
-
-    def takes(self, event: Key) -> bool:
-        """Take a key that another widget received before the prompt had the focus. Returns whether it was one."""
-        if event is self._heard:
-            return False
-        key = Key(event.key, event.character)
-        if self._later is None:  # it took longer than `LONGEST_S`
-            self.app.post_message(key)
-        else:
-            self._early.append(key)
-        return True
-
-    def holds(self, event: Key) -> bool:
-        """Keep a key that arrives while earlier ones are still on their way. Returns whether it was kept."""
-        if self._later is not None:
-            self._later.append(event)
-        return self._later is not None
-
-    def released(self) -> list[Key]:
-        """Return the kept keys in the order of typing. From now on, keys go to the input."""
-        keys = [*self._early, *(self._later or ())]
-        self._early, self._later = [], None
-        return keys
+        self.ahead.heard = event
 
     def on_resize(self) -> None:
         room = self.app.size.height - 5
