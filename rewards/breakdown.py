@@ -74,6 +74,16 @@ class RewardBreakdown:
     def penalties(self) -> tuple[Penalty, ...]:
         return tuple(p for s in self.steps for p in s.penalties)
 
+    @property
+    def contributions(self) -> dict[str, float]:
+        """The known contributions of each component, summed over the steps."""
+        sums: dict[str, float] = {}
+        for step in self.steps:
+            for name, value in step.components.items():
+                if value.contribution is not None:
+                    sums[name] = sums.get(name, 0.0) + value.contribution
+        return sums
+
     def to_json(self) -> dict[str, object]:
         return asdict(self)
 

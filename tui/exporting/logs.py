@@ -117,14 +117,10 @@ def _sample(whole: Whole, info: RunInfo, group: str, epoch: int) -> dict[str, ob
 
 def _scores(whole: Whole) -> dict[str, float | str]:
     """Return the reward, the contribution of each component, and the grade if the answer is known."""
-    breakdown, found = whole.record.breakdown, {}
-    if breakdown is not None:
-        for step in breakdown.steps:
-            for name, value in step.components.items():
-                if value.contribution is not None:
-                    found[name] = found.get(name, 0.0) + value.contribution
-        if breakdown.total is not None:
-            found["reward"] = breakdown.total
+    breakdown = whole.record.breakdown
+    found = {} if breakdown is None else breakdown.contributions
+    if breakdown is not None and breakdown.total is not None:
+        found["reward"] = breakdown.total
     correct = whole.record.trajectory.correct
     graded = {} if correct is None else {"correct": "C" if correct else "I"}
     return {**found, **graded}

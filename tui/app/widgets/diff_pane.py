@@ -218,11 +218,7 @@ def call_text(step: Step) -> str:
 
 
 def _sums(record: TrajectoryRecord) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for step in record.breakdown.steps if record.breakdown is not None else ():
-        for name, value in step.components.items():
-            if value.contribution is not None:
-                sums[name] = sums.get(name, 0.0) + value.contribution
+    sums = {} if record.breakdown is None else record.breakdown.contributions
     return {name: round(value, 6) for name, value in sums.items()}
 
 
