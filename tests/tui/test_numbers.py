@@ -223,7 +223,7 @@ def test_numbers_of_tables_are_whole_or_their_column_is_not_there(
         (run_columns(PALETTE, 1e9, of_runs), of_runs),
     ]
     for columns, rows in tables:
-        table = Table("table", lambda pane, columns=columns: columns, lambda offset, limit: None, list)
+        table = Table("table", lambda pane, columns=columns: columns, list)
         framed(table)
         table.placed(Region(0, 0, width, len(rows) + 1))
         table.reset(len(rows))

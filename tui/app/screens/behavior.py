@@ -77,7 +77,7 @@ class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
         self.rows: Sequence[BehaviorRow] = ()
         self.problem = "reading…"
         self._columns_asked = 0
-        self.table = Table("table", self._columns, self._fetch, lambda: [self.problem])
+        self.table = Table("table", self._columns, lambda: [self.problem])
 
     def panes(self) -> list[Pane]:
         return [self.table]
@@ -119,7 +119,7 @@ class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
         except RecordError as error:
             self.found, self.problem = (), str(error)
         self.rows = rows_of(self.found) if any(b.rollouts for b in self.found) else ()
-        self.table.reset(len(self.rows), self.table.cursor)
+        self.table.put(self.rows, self.table.cursor)
         self.frame.refresh_lines()
 
     def _columns(self, table: Table) -> Sequence[TableColumn]:
@@ -141,9 +141,6 @@ class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
         for at, behavior in enumerate(self.found):
             columns.append(TableColumn("", _head(behavior.span), _CELLS, value(at), ">"))
         return (*columns, *([TableColumn("", "change", _CELLS, change, ">")] if len(self.found) > 1 else ()))
-
-    def _fetch(self, offset: int, limit: int) -> None:
-        self.table.deliver(offset, self.rows[offset : offset + limit])
 
     # -- keys ---------------------------------------------------------------------------------------------------
 

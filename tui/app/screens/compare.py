@@ -175,7 +175,7 @@ class CompareScreen(AppScreen):
         self.configs = ConfigTable()
         self.evaluations = EvaluationPane()
         self.flips: list[tuple[Comparison, int]] = []
-        self.table = Table("flips", self._columns, self._fetch, lambda: ["No task flipped."])
+        self.table = Table("flips", self._columns, lambda: ["No task flipped."])
         self.curves = True
         """Whether to show curves instead of evaluations."""
         self.hint = ""
@@ -243,7 +243,7 @@ class CompareScreen(AppScreen):
             return
         self.evaluations.put(results, compared)
         self.flips = [(c, n) for c in compared for n in (*c.gained, *c.lost)]
-        self.table.reset(len(self.flips))
+        self.table.put(self.flips)
         self._show_curves(False)
 
     def _show_curves(self, curves: bool) -> None:
@@ -272,9 +272,6 @@ class CompareScreen(AppScreen):
                 "", "prompt", 12, lambda f: (" ".join(f[0].first.tasks[f[1]].prompt.split()), p.muted), grow=1.0
             ),
         )
-
-    def _fetch(self, offset: int, limit: int) -> None:
-        self.table.deliver(offset, self.flips[offset : offset + limit])
 
     def action_scroll(self, by: int) -> None:
         if self._active == "flips":

@@ -46,7 +46,7 @@ class GroupsScreen(GrowingScreen, QueryList):
         self._begin_at = n
         self._list: tuple[Query, GroupList] | None = None
         self.chart = Chart("chart")
-        self.table = Table("table", self._columns, self._fetch, self._empty)
+        self.table = Table("table", self._columns, self._empty, self._fetch)
 
     @property
     def one_prompt(self) -> bool:

@@ -65,9 +65,7 @@ class RunsScreen(TableScreen):
         self.loaded = False
         self.problem = ""
         self._busy = self._looking = False
-        self.table = Table(
-            "table", lambda table: columns(self.palette, self.shell.clock(), self.rows), self._fetch, self._empty
-        )
+        self.table = Table("table", lambda table: columns(self.palette, self.shell.clock(), self.rows), self._empty)
         self.chart = Chart("chart")
         self.card = RunCard()
         self.table.marked = lambda row: "●" if row.info.path in self.marks else " "
@@ -180,13 +178,10 @@ class RunsScreen(TableScreen):
         at = next((i for i, r in enumerate(self.rows) if here is not None and r.info.path == here.info.path), gone)
         if len(self.rows) != self.table.total:
             self.frame.replan()
-        self.table.reset(len(self.rows), at)
+        self.table.put(self.rows, at)
         self._show_card()
         self.marks = [m for m in self.marks if m in self.all]
         self.frame.refresh_lines()
-
-    def _fetch(self, offset: int, limit: int) -> None:
-        self.table.deliver(offset, self.rows[offset : offset + limit])
 
     def _empty(self) -> list[str]:
         if self.problem:

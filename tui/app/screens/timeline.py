@@ -126,7 +126,7 @@ class TimelineScreen(TableScreen):
         self.problem = "reading…"
         self._active_run = True
         self.phases = Phases()
-        self.table = Table("table", self._columns, self._fetch, lambda: [self.problem])
+        self.table = Table("table", self._columns, lambda: [self.problem], self._fetch)
 
     def panes(self) -> list[Pane]:
         return [self.phases, self.table]

@@ -46,7 +46,7 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
         self.following = False
         self.extras: tuple[str, ...] = ()
         self._asking = 0
-        self.table = Table("table", self._columns, self._fetch, self._empty)
+        self.table = Table("table", self._columns, self._empty, self._fetch)
         self.preview = Preview()
 
     def panes(self) -> list[Pane]:

@@ -34,7 +34,8 @@ class TableColumn:
 
 
 class Table(Pane):
-    """Rows with a cursor. `fetch(offset, limit)` requests a page, and `deliver` brings it later."""
+    """Rows with a cursor. `fetch(offset, limit)` requests a page, and `deliver` brings it later. `put` shows rows that
+    are in memory."""
 
     pad = 0
 
@@ -48,8 +49,8 @@ class Table(Pane):
         self,
         name: str,
         columns: Callable[[Any], Sequence[TableColumn]],
-        fetch: Callable[[int, int], None],
         empty: Callable[[], list[str]],
+        fetch: Callable[[int, int], None] = lambda offset, limit: None,
     ) -> None:
         super().__init__(name)
         self._columns_of = columns
@@ -76,6 +77,10 @@ class Table(Pane):
         self.top = max(0, min(self.top, total - self.body_height))
         self._reveal()
         self.repaint()
+
+    def put(self, rows: Sequence[object], cursor: int = 0) -> None:
+        self._fetch = lambda offset, limit: self.deliver(offset, rows[offset : offset + limit])
+        self.reset(len(rows), cursor)
 
     def grow_to(self, total: int) -> None:
         if total != self.total:
