@@ -8,21 +8,10 @@ from statistics import fmean
 
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
-from .batch_statistics import SAME, deviation, groups_of, total_of
+from .batch_statistics import SAME, deviation, groups_of, rollouts_of, total_of
 from .batches import Batch
 from .detectors import Finding, detector, ids_of
-from .record_detectors import (
-    DETECTORS,
-    DISTINCT,
-    ENOUGH,
-    ORDERED,
-    correlation_within,
-    goal,
-    newest,
-    rollouts_of,
-)
-
-__all__ = ["DETECTORS"]  # including those of the modules above
+from .record_detectors import DISTINCT, ENOUGH, ORDERED, correlation_within, goal, newest
 
 TINY, HUGE = 0.1, 30.0
 """Limits of the RMS of advantages: times the smaller, and the larger, of 1 and the rewards' deviation within groups."""

@@ -30,6 +30,11 @@ def halves(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch]]:
     return batches[: len(batches) // 2], batches[len(batches) // 2 :]
 
 
+def rollouts_of(batches: Iterable[Batch]) -> list[RolloutSummary]:
+    """Return the rollouts of all batches."""
+    return [r for b in batches for r in b.rollouts]
+
+
 def total_of(rollout: RolloutSummary) -> float:
     """Return the reward, or NaN if it was not recorded."""
     return math.nan if rollout.total is None else rollout.total

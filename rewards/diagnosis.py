@@ -10,14 +10,17 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from importlib import import_module
 
 from ..configs.sections.rewards import DiagnosisConfig
 from .batches import Batch, HeldOut, Need, having
 from .causes import Found, ranked
-from .detectors import SOON, Detector, Finding
-from .held_out_detectors import DETECTORS
+from .detectors import DETECTORS, SOON, Detector, Finding
 
 log = logging.getLogger(__name__)
+
+for _kind in ("reward", "learning", "record", "advantage", "verdict", "text", "held_out"):
+    import_module(f".{_kind}_detectors", __package__)  # each registers its detectors, which report in this order
 
 _Key = tuple[str, str, str]
 """The key of a finding: detector, subject, severity."""

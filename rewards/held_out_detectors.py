@@ -17,9 +17,6 @@ from . import batches as need
 from .batch_statistics import groups_of, mean_total, spread_of, total_of
 from .batches import Batch, HeldOut, RolloutSummary
 from .detectors import Finding, detector, ids_of
-from .text_detectors import DETECTORS
-
-__all__ = ["DETECTORS"]  # all of them
 
 NEAR = 3
 """Training steps to compare with an evaluation."""

@@ -16,9 +16,6 @@ from . import batches as need
 from .batch_statistics import SAME, groups_of, halves, spread_of, total_of
 from .batches import Batch, RolloutSummary
 from .detectors import Finding, detector, ids_of, improvement, worse
-from .reward_detectors import DETECTORS
-
-__all__ = ["DETECTORS"]  # including those of the modules above
 
 STEPS = 4
 """Minimum steps of a trend in texts and rewards."""

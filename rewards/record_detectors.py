@@ -14,12 +14,9 @@ from statistics import fmean
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
-from .batch_statistics import SAME, groups_of
+from .batch_statistics import SAME, groups_of, rollouts_of
 from .batches import GOALS, Batch, RolloutSummary
 from .detectors import LEAST_ENTROPY, Finding, detector, ids_of, improvement, other_logprobs
-from .learning_detectors import DETECTORS
-
-__all__ = ["DETECTORS"]  # including those of the modules above
 
 STEPS = 3
 """Minimum steps of evidence."""
@@ -295,10 +292,6 @@ def newest(batches: Sequence[Batch]) -> Sequence[Batch]:
         start -= 1
         rollouts += len(batches[start].rollouts)
     return batches[start:]
-
-
-def rollouts_of(batches: Iterable[Batch]) -> list[RolloutSummary]:
-    return [r for b in batches for r in b.rollouts]
 
 
 def correlation_within(

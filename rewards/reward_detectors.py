@@ -11,9 +11,7 @@ from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batch_statistics import SAME, groups_of, halves, mean_total, spread_of, success_of, total_of
 from .batches import GOALS, Batch, RolloutSummary
-from .detectors import DETECTORS, Finding, detector, ids_of
-
-__all__ = ["DETECTORS"]  # including those of `detectors.py`
+from .detectors import Finding, detector, ids_of
 
 _VARIANCE = ""
 """The key for the sum of A_i^2. No component has this name."""

@@ -17,9 +17,6 @@ from .batch_statistics import groups_of
 from .batches import Batch, RolloutSummary
 from .detectors import Finding, Severity, detector, ids_of, improvement
 from .record_detectors import ENOUGH, STEPS, correlation_within, goal
-from .verdict_detectors import DETECTORS
-
-__all__ = ["DETECTORS"]  # including those of the modules above
 
 FOLLOWS = 0.7
 """Minimum correlation of reward and length, or reward and repetition, within groups."""

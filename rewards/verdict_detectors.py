@@ -9,13 +9,10 @@ from statistics import fmean, stdev
 
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
-from .advantage_detectors import DETECTORS
-from .batch_statistics import SAME, deviation, groups_of, total_of
+from .batch_statistics import SAME, deviation, groups_of, rollouts_of, total_of
 from .batches import Batch, RolloutSummary
 from .detectors import SOLVED, Finding, detector, ids_of
-from .record_detectors import ENOUGH, ORDERED, STEPS, Z, correlation_within, goal, newest, rollouts_of
-
-__all__ = ["DETECTORS"]  # including those of the modules above
+from .record_detectors import ENOUGH, ORDERED, STEPS, Z, correlation_within, goal, newest
 
 NOISE = 0.1
 """Share of verdicts that contradict each other, or accept an answer other than the expected one."""

@@ -7,7 +7,7 @@ import itertools
 from grpo_tui.engine.runs.control.alerts import SUGGESTIONS
 from grpo_tui.rewards.causes import EXPLAINS, SYMPTOMS, Found, ranked
 from grpo_tui.rewards.detectors import Finding, Severity
-from grpo_tui.rewards.text_detectors import DETECTORS
+from grpo_tui.rewards.diagnosis import DETECTORS
 
 
 def found(detector: str, began: int, severity: Severity = "warning") -> Found:

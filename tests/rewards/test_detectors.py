@@ -19,8 +19,7 @@ from grpo_tui.rewards.batch_statistics import flat_at
 from grpo_tui.rewards.batches import Batch, HeldOut, RolloutSummary
 from grpo_tui.rewards.breakdown import RewardBreakdown
 from grpo_tui.rewards.detectors import Detector, Finding
-from grpo_tui.rewards.diagnosis import Diagnosis
-from grpo_tui.rewards.held_out_detectors import DETECTORS
+from grpo_tui.rewards.diagnosis import DETECTORS, Diagnosis
 from grpo_tui.rewards.reward_detectors import advantage_shares
 
 from .episodes import batch_of, good

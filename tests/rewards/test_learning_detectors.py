@@ -11,8 +11,7 @@ from grpo_tui.configs import metric_names as metric
 from grpo_tui.configs.sections.rewards import DiagnosisConfig
 from grpo_tui.rewards.batches import Batch, RolloutSummary
 from grpo_tui.rewards.detectors import Finding
-from grpo_tui.rewards.diagnosis import Diagnosis
-from grpo_tui.rewards.learning_detectors import DETECTORS
+from grpo_tui.rewards.diagnosis import DETECTORS, Diagnosis
 
 LIMITS = DiagnosisConfig()
 WORDS = "seven plus nine makes some number that one finds by counting up until both are used".split()  # noqa: SIM905

@@ -15,10 +15,10 @@ from grpo_tui.engine.rollouts.evaluation import evaluate
 from grpo_tui.engine.rollouts.judging import completions_of, make_judge
 from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
 from grpo_tui.envs.trajectory import Step, Trajectory
+from grpo_tui.rewards.diagnosis import DETECTORS
 from grpo_tui.rewards.functions import RewardFunctionError
 from grpo_tui.rewards.metrics import action_distribution
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
-from grpo_tui.rewards.text_detectors import DETECTORS
 from tests.envs.scripts import ByteAgent
 from tests.rewards.episodes import batch_of
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from grpo_tui.engine.runs.control.alerts import SUGGESTIONS, suggestion, suggestion_of
-from grpo_tui.rewards.text_detectors import DETECTORS
+from grpo_tui.rewards.diagnosis import DETECTORS
 
 ROOT = Path(__file__).parents[3]
 
