@@ -51,31 +51,31 @@ def run_process(name: str, life: str | Life, arguments: list[str] | None = None)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on where the run was left")
     parser.add_argument("--child", action="store_true", help="end when standard input ends")
-    given = parser.parse_args(arguments)
-    if given.child:
+    args = parser.parse_args(arguments)
+    if args.child:
         end_with_parent()
     set_up_logging()
 
-    with contextlib.ExitStack() as held:
-        if not given.child:  # a child owns nothing of the run, and an old one may still be exiting
+    with contextlib.ExitStack() as stack:
+        if not args.child:  # a child owns nothing of the run, and an old one may still be exiting
             try:
-                held.enter_context(hold(given.run_dir, name))
+                stack.enter_context(hold(args.run_dir, name))
             except Locked as problem:
                 print(f"error: {problem}", file=sys.stderr)
                 return FAILED
-        writer = RunWriter(given.run_dir, process=name, alerts=alert_sender(given.run_dir))
-        control = ControlChannel(given.run_dir, process=name, sigterm=True)
+        writer = RunWriter(args.run_dir, process=name, alerts=alert_sender(args.run_dir))
+        control = ControlChannel(args.run_dir, process=name, sigterm=True)
 
         def work() -> bool:
-            config = read_config(given.run_dir)
+            config = read_config(args.run_dir)
             if name == "engine" and config.online.requests != "-" and _is_pipe():
                 end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # a stop, which `control` notes
             if name != "engine":
                 with contextlib.suppress(OSError):
                     os.nice(max(0, config.online.worker_nice - os.nice(0)))
             with imports():
-                whole: Life = pkgutil.resolve_name(life) if isinstance(life, str) else life
-            return whole(config, given.run_dir, writer, control, given.resume)
+                run: Life = pkgutil.resolve_name(life) if isinstance(life, str) else life
+            return run(config, args.run_dir, writer, control, args.resume)
 
         return run_recorded(writer, name, work)
 
@@ -107,14 +107,14 @@ class EngineWatch:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         self._missed = 0
 
     def gone(self) -> bool:
         """Return True once two checks in a row found the engine dead. Always False if the run never had an engine."""
-        if time.monotonic() - self._looked < 1.0:
+        if time.monotonic() - self._checked < 1.0:
             return self._missed > 1
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         state = process_state(self.run_dir, "engine")
         dead = bool(state.get("pid")) and not state["alive"] and not state["launcher_alive"]
         self._missed = self._missed + 1 if dead else 0

@@ -54,8 +54,8 @@ class Influence:
             sources = max(sources, peers[bool(parent)] if len(peers) == 2 else round(1 / self.share))
         cap = max(self.share, 1 / sources)
         # A single task is not a majority, so the share is relative to at least a few tasks.
-        of = self._sources[parent] if parent else len(self._recent)
-        return min(1.0, cap / (self._sources[name] / max(of, round(5 / self.share))))
+        total = self._sources[parent] if parent else len(self._recent)
+        return min(1.0, cap / (self._sources[name] / max(total, round(5 / self.share))))
 
     def state_dict(self) -> list[list[str]]:
         return [list(pair) for pair in self._recent]
@@ -121,8 +121,8 @@ class RatingBaseline:
         self._ratings: deque[tuple[str, float]] = deque(maxlen=256)
 
     def value(self, source: str) -> float:
-        everyone = self._mean([rating for _, rating in self._ratings], 1.0, 0.0)
-        return self._mean([rating for name, rating in self._ratings if name == source], PRIOR, everyone)
+        overall = self._mean([rating for _, rating in self._ratings], 1.0, 0.0)
+        return self._mean([rating for name, rating in self._ratings if name == source], PRIOR, overall)
 
     def _mean(self, ratings: Sequence[float], prior: float, before: float) -> float:
         """Return the weighted mean of `ratings`, oldest first, together with `prior` ratings of value `before`."""

@@ -125,7 +125,7 @@ class Publisher:
         state = str(candidate["state"])
         if not isinstance(result, dict) or result.get("state") != state:
             if not (ledger.folder.state / state).exists():
-                self._offer_anew(state, f"The worker's state {state} is missing.")
+                self._validate_last_state(state, f"The worker's state {state} is missing.")
             return
         if "missing" in result:
             ledger.tell_once(f"No version is published: {result['missing']}")
@@ -137,21 +137,21 @@ class Publisher:
             smoothed = {n: tensors[f"ema/{n}"] for n in self.updater.parameters}
             check_fit(self.updater.parameters, smoothed)
         except (StateError, KeyError, ValueError) as error:
-            self._offer_anew(state, str(error))
+            self._validate_last_state(state, str(error))
             return
-        where = {"request": candidate["request"]}
-        rows = [{"kind": "validation", "time": time.time(), **where, **result}]
+        origin = {"request": candidate["request"]}
+        rows = [{"kind": "validation", "time": time.time(), **origin, **result}]
         update, before = int(candidate["update"]), self.guard.state_dict()
         good, message = self.guard.judge(result)
-        if good and not self._accept(smoothed, update, where):  # a full disk: the candidate waits for another attempt
+        if good and not self._accept(smoothed, update, origin):  # a full disk: the candidate waits for another attempt
             self.guard.load_state_dict(before)
             return
         if message is not None:
             ledger.tell(message)
             action = "released" if good else "held"
-            rows.append(self._row(action, self.writer.version, update=update, message=message, **where))
+            rows.append(self._row(action, self.writer.version, update=update, message=message, **origin))
         if not good:
-            self._go_back(update, where)
+            self._go_back(update, origin)
         self.ledger.candidate = None
         ledger.note(*rows, guard=self.guard.state_dict(), candidate=None, validation=None)
         self.offer()  # another candidate may be due by now
@@ -165,36 +165,36 @@ class Publisher:
         self.ledger.note(row, guard=self.guard.state_dict())
         return "the next validation sets a new measure"
 
-    def _offer_anew(self, state: str, why: str) -> None:
+    def _validate_last_state(self, state: str, reason: str) -> None:
         """Replace an unreadable candidate with the last commit."""
         if not self.ledger.commit():
             return
-        self.ledger.tell(f"{why} The last committed state is validated instead.")
+        self.ledger.tell(f"{reason} The last committed state is validated instead.")
         if self.ledger.state == state:
             self.ledger.state = None  # write it again
         self.ledger.candidate, self._offered = None, -1
         self.ledger.note(candidate=None, validation=None, offered=-1)
         self.offer()
 
-    def _accept(self, smoothed: Mapping[str, Tensor], update: int, where: Mapping[str, Any]) -> bool:
+    def _accept(self, smoothed: Mapping[str, Tensor], update: int, origin: Mapping[str, Any]) -> bool:
         """Publish a candidate and commit it as the version to return to. Returns False if writing fails."""
         if update <= self._published_update:
             self.ledger.note(validated=self.writer.version)
-        elif not self._publish(smoothed, update, **where):
+        elif not self._publish(smoothed, update, **origin):
             return False
         self.updater.mark_validated(smoothed)
         self.ledger.changed = True
         return self.ledger.commit()
 
-    def _go_back(self, update: int, where: Mapping[str, object]) -> None:
+    def _go_back(self, update: int, origin: Mapping[str, object]) -> None:
         """Return to the last validated parameters for learning and serving, and discard later updates."""
-        given_up = f"updates {self.guard.good_update + 1} to {self.updater.update} are taken back"
+        message = f"updates {self.guard.good_update + 1} to {self.updater.update} are taken back"
         self.updater.go_back()
         self.ledger.changed, self.ledger.feedback = True, 0
-        self.ledger.add({"kind": "back", "time": time.time(), "update": update, **where, "message": given_up})
+        self.ledger.add({"kind": "back", "time": time.time(), "update": update, **origin, "message": message})
         self.ledger.commit()
         if self._published_update > self.guard.good_update:
-            self._publish(self.updater.validated, self.guard.good_update, "rolled_back", message=given_up, **where)
+            self._publish(self.updater.validated, self.guard.good_update, "rolled_back", message=message, **origin)
 
     def _publish(self, tensors: Mapping[str, Tensor], update: int, action: str = "published", **facts: object) -> bool:
         try:

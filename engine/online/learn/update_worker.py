@@ -99,7 +99,7 @@ class UpdateWorker:
         ledger.state, lost = recover(self.updater, self.folder, self.queue, logged)
         if lost is not None:
             self.tell(lost)
-        self._settle_what_is_logged(logged["update"])
+        self._settle_logged(logged["update"])
         if ledger.state == self.queue.get("state"):
             ledger.prune_states()
         if self.queue.get("update") is None:
@@ -107,7 +107,7 @@ class UpdateWorker:
         ledger.catch_up(logged["n"])
         self.publisher.recover(max(int(self.queue.get("published", 0)), logged["version"]))
 
-    def _settle_what_is_logged(self, logged: int) -> None:
+    def _settle_logged(self, logged: int) -> None:
         """Settle tasks that are in the logs but still wait in a queue that has lost commits."""
         counted = int(self.queue.get("update", 0))
         if counted >= logged:
@@ -132,14 +132,14 @@ class UpdateWorker:
         suspicious = task.attempts > 1
         if suspicious and self.ledger.waiting:
             self.commit()  # if the task also kills this worker, only the task is repeated
-        self._work_on(task)
+        self._process(task)
         if suspicious or self.ledger.waiting >= self.config.commit_every:
             self.commit()
         if self._since_snapshot >= self.config.snapshot_every:
             self.publish()
         return True
 
-    def _work_on(self, queued: QueuedTask) -> None:
+    def _process(self, queued: QueuedTask) -> None:
         age = self.writer.version - queued.policy_version
         if queued.attempts > MAX_ATTEMPTS:
             self._refuse(queued, f"the worker ended {queued.attempts - 1} times while it was being applied")
@@ -160,13 +160,13 @@ class UpdateWorker:
                 self._refuse(queued, f"{type(error).__name__}: {str(error).splitlines()[0]}")
 
     def _apply(self, task: UpdateTask) -> None:
-        began = time.perf_counter()
+        started = time.perf_counter()
         report, change = self.updater.apply(task)
         outcome = "applied" if report.rejected is None else "rejected"
         self.ledger.settle(Settled(task.id, outcome, report.rejected or ""))
         self.ledger.changed = True
-        named = {"engine": task.engine} if task.engine else {}
-        if not named:  # each engine of a shared queue numbers its own requests
+        engine = {"engine": task.engine} if task.engine else {}
+        if not engine:  # each engine of a shared queue numbers its own requests
             self.publisher.request = max(self.publisher.request, task.request)
         self._since_snapshot += 1
         if "feedback" in task.facts:
@@ -177,13 +177,13 @@ class UpdateWorker:
                 "time": time.time(),
                 "experience": task.id,
                 "request": task.request,
-                **named,
+                **engine,
                 "policy_version": task.policy_version,
                 "published_version": self.writer.version,
                 **asdict(report),
                 "learning_rate_kind": task.learning_rate_kind,
                 "original_logits": task.original_logits.kind,
-                "seconds": time.perf_counter() - began,
+                "seconds": time.perf_counter() - started,
                 "components": list(task.components),
                 "reward_tensor": task.reward_tensor.tolist(),
                 "trajectories": list(task.experience.trajectories),
@@ -195,7 +195,7 @@ class UpdateWorker:
                     "kind": "beta",
                     "time": time.time(),
                     "request": task.request,
-                    **named,
+                    **engine,
                     "update": change.step,
                     "from": change.old,
                     "to": change.new,
@@ -267,7 +267,7 @@ class Working:
         damaged = 0
         while (worker := self._begin(check_queue=damaged > 0)) is not None:
             self.writer.status("running", step=worker.updater.update)
-            began, ended = time.monotonic(), False
+            started_at, ended = time.monotonic(), False
             try:
                 self._learn(worker)
                 ended = True
@@ -280,7 +280,7 @@ class Working:
                 if isinstance(error, LeaseLost):
                     self.tell(f"{error} Learning continues from the last commit, here or on another machine.")
                 else:
-                    damaged = damaged + 1 if time.monotonic() - began < DAMAGED_AGAIN_S else 1
+                    damaged = damaged + 1 if time.monotonic() - started_at < DAMAGED_AGAIN_S else 1
                     if damaged > DAMAGED_TRIES:
                         raise
                     self.tell(f"{error} Learning restarts from the last whole state.")
@@ -334,7 +334,7 @@ class Working:
                 print("the engine is gone: updates end, the state is saved", file=sys.stderr)
                 return
             for command in self.control.poll():
-                self._obey(command, worker)
+                self._handle(command, worker)
                 if command.command == "stop":
                     return
             try:
@@ -356,7 +356,7 @@ class Working:
             else:
                 time.sleep(self.online.poll_interval_s)
 
-    def _obey(self, request: RunRequest, worker: UpdateWorker) -> None:
+    def _handle(self, request: RunRequest, worker: UpdateWorker) -> None:
         outcome = "updates end, state saved"
         if request.command == "pause":
             self._paused = True

@@ -174,8 +174,8 @@ class Validator:
         self.rows = rows
         self.canary = canary
         self.samples = samples
-        facts = [[asdict(r) for r in rows], [asdict(r) for r in canary], samples, PORTION, settings or {}]
-        self.measure = xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True, default=str).encode())
+        inputs = [[asdict(r) for r in rows], [asdict(r) for r in canary], samples, PORTION, settings or {}]
+        self.measure = xxhash.xxh3_128_hexdigest(json.dumps(inputs, sort_keys=True, default=str).encode())
         """A checksum of the tasks and settings."""
         start = {n: p.detach().clone() for n, p in self.parameters.items()}
         started = partial(weights_in_place, self.parameters, start)
@@ -220,8 +220,8 @@ class Validator:
             return ValidationProgress(state, self.measure)
         if last.state == state:
             return last
-        whole = len(last.labels) == len(self.canary)
-        return ValidationProgress(state, self.measure, before=last.labels if whole else last.before)
+        complete = len(last.labels) == len(self.canary)
+        return ValidationProgress(state, self.measure, before=last.labels if complete else last.before)
 
     def is_whole(self, progress: ValidationProgress) -> bool:
         texts = self.guard is None or progress.texts is not None
@@ -229,7 +229,7 @@ class Validator:
 
     def portion(self, progress: ValidationProgress, tensors: Mapping[str, Tensor]) -> ValidationProgress:
         """Measure the next portion. tensors: `live/…` and `ema/…` from the candidate's state."""
-        began = time.perf_counter()
+        started = time.perf_counter()
         is_live = len(progress.live) < len(self.rows)
         for name, parameter in self.parameters.items():
             parameter.data.copy_(tensors[f"{'live' if is_live else 'ema'}/{name}"])
@@ -242,7 +242,7 @@ class Validator:
         else:
             labels, right = self._labels(len(progress.labels))
             progress = replace(progress, labels=progress.labels + labels, right=progress.right + right)
-        return replace(progress, seconds=progress.seconds + time.perf_counter() - began)
+        return replace(progress, seconds=progress.seconds + time.perf_counter() - started)
 
     def _outcomes(self, first: int) -> list[bool]:
         portion = self.rows[first : first + PORTION]

@@ -101,8 +101,8 @@ def prune_states(folder: Path, counts: str, *, keep: str | None = None) -> None:
     names = [name for _, name in states(folder)]
     if counts not in names:
         return  # never delete a state whose successor is missing
-    at = names.index(counts)
-    for name in (n for n in names[:at] + names[at + 2 :] if n != keep):
+    last = names.index(counts)
+    for name in (n for n in names[:last] + names[last + 2 :] if n != keep):
         with contextlib.suppress(OSError):
             (folder / name).unlink()
 
@@ -114,26 +114,26 @@ def recover(
 
     logged: the values of the last log lines (`UpdateLogs.last`).
     """
-    named: str | None = queue.get("state")
+    state_name: str | None = queue.get("state")
     count: int | None = queue.get("update")
     counted = count or 0
-    trouble: list[str] = []
+    problems: list[str] = []
     unusable: str | None = None
-    if named is not None and counted < logged["update"]:
-        trouble.append(f"The update queue has lost its last commits: it knows of {counted} updates.")
-    elif named is not None:
+    if state_name is not None and counted < logged["update"]:
+        problems.append(f"The update queue has lost its last commits: it knows of {counted} updates.")
+    elif state_name is not None:
         try:
-            updater.load_state(*read_state(folder.state / named))
+            updater.load_state(*read_state(folder.state / state_name))
             updater.update = max(updater.update, counted)  # an older state, if a newer one was lost earlier
-            return named, None
+            return state_name, None
         except (StateError, KeyError, ValueError) as error:
-            trouble.append(str(error))
-            unusable = named
+            problems.append(str(error))
+            unusable = state_name
     elif count is None and (states(folder.state) or logged["update"]):
-        trouble.append("The update queue was lost, and with it the tasks that waited.")
+        problems.append("The update queue was lost, and with it the tasks that waited.")
     known = max(counted, logged["update"])
-    snapshot = SnapshotReader(folder.snapshots, trouble.append).newer_than(0)
-    if named is None and not trouble and snapshot is None:
+    snapshot = SnapshotReader(folder.snapshots, problems.append).newer_than(0)
+    if state_name is None and not problems and snapshot is None:
         return None, None
     state = None
     for update, name in states(folder.state):
@@ -147,7 +147,7 @@ def recover(
                 state = name
                 break
         except (StateError, KeyError, ValueError) as error:
-            trouble.append(str(error))
+            problems.append(str(error))
     lost = "learning begins again at the policy that the run started from"
     if state is not None:
         lost = f"learning continues from the state of update {updater.update}"
@@ -159,9 +159,9 @@ def recover(
     if updater.update < known:
         lost += f"; what updates {updater.update + 1} to {known} did is lost"
     updater.update = max(updater.update, known)
-    if not trouble:  # the run was started from snapshots only
+    if not problems:  # the run was started from snapshots only
         return state, None
-    return state, f"{' '.join(trouble)} So {lost}."
+    return state, f"{' '.join(problems)} So {lost}."
 
 
 @dataclass
@@ -187,7 +187,7 @@ class Ledger:
         self._settled: list[Settled] = []
         self._journal: list[Mapping[str, object]] = []
         self._unlogged: list[JournalRow] = []
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     @property
     def kept(self) -> str | None:
@@ -219,7 +219,7 @@ class Ledger:
         except (OSError, QueueError) as error:
             self.tell_once(f"Updates cannot be committed and wait in memory: {error}")
             return False
-        self._told.clear()
+        self._reported.clear()
         self.state, self.changed = name, False
         self._settled, self._journal = [], []
         self.prune_states()
@@ -269,8 +269,8 @@ class Ledger:
 
     def tell_once(self, message: str) -> bool:
         """Report a message once between commits. Returns whether it is new."""
-        new = message not in self._told
+        new = message not in self._reported
         if new:
-            self._told.add(message)
+            self._reported.add(message)
             self.tell(message)
         return new

@@ -89,9 +89,9 @@ class OpenTurns:
 
     def hold(self, answer: Answer) -> bool:
         """Drop the turn that this answer continues. Returns whether the answer itself is now held."""
-        talk = answer.request.conversation
-        if talk is not None and talk.previous is not None:
-            self._open.pop(talk.previous.request, None)
+        conversation = answer.request.conversation
+        if conversation is not None and conversation.previous is not None:
+            self._open.pop(conversation.previous.request, None)
         if len(answer.written) != 1 or not answer.written[0].calls:
             return False
         self._open[answer.request.number] = (time.monotonic() + OPEN_S, answer)

@@ -85,10 +85,10 @@ def serve(
     store = open_store(folder, online, problem)
     with contextlib.ExitStack() as closing:  # closes in reverse order
         # Two connections, so that reading never waits for a write that a stopped worker holds up.
-        written = patiently(store.open_engine_queue, control, problem)
-        if written is None:
+        engine_queue = patiently(store.open_engine_queue, control, problem)
+        if engine_queue is None:
             return False
-        closing.callback(written.close)
+        closing.callback(engine_queue.close)
         queue = store.open_engine_queue()
         closing.callback(queue.close)
         validation = None
@@ -109,7 +109,7 @@ def serve(
                 problem(f"The memory of earlier experiences is lost ({error}). It starts empty.")
         elif resume:
             writer.event("phase", "There is no memory of earlier experiences. It starts empty.", name="loading")
-        closing.callback(_saved_from_now_on(buffer, folder.buffer))
+        closing.callback(_save_periodically(buffer, folder.buffer))
         agent, follower = _policy(config, writer, model, tokenizer, store.name, reader, problem)
         closing.callback(follower.stop)
         orchestrator = RewardOrchestrator(config=config.rewards, seed=config.seed)
@@ -151,7 +151,7 @@ def serve(
                 engine=store.name,
                 logs=None if online.is_shared else UpdateLogs(run_dir),
             ),
-            enqueuer=Enqueuer(written, tell=problem),
+            enqueuer=Enqueuer(engine_queue, tell=problem),
             control=control,
             validation=validation,
             server_wait_s=config.rollouts.server_wait_s,
@@ -210,7 +210,7 @@ def _policy(
     return remote, PooledWeights(remote, reader, poll_s=online.poll_interval_s, on_problem=problem)
 
 
-def _saved_from_now_on(buffer: ExperienceBuffer, path: Path) -> Callable[[], None]:
+def _save_periodically(buffer: ExperienceBuffer, path: Path) -> Callable[[], None]:
     """Save the buffer regularly on a thread. Returns a function that saves it one last time."""
     ended = threading.Event()
 

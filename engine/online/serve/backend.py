@@ -81,14 +81,14 @@ class EngineBackend:
         """
         agent, caller = self.engine.runner.agent, _caller(source, tools)
         assert isinstance(agent, TransformersAgent)
-        given, previous = cast("Sequence[Message]", messages), self.engine.conversations.find(caller, messages)
+        history, previous = cast("Sequence[Message]", messages), self.engine.conversations.find(caller, messages)
         if previous is not None:
             before = previous.rollout.token_ids.tolist()
             # Some templates do not show the turn. The turns so far are then read as a new prompt.
             with contextlib.suppress(ChatTemplateError):
-                after = agent.chat.after(before[-1], given, len(previous.messages) - 1, tools or None)
+                after = agent.chat.after(before[-1], history, len(previous.messages) - 1, tools or None)
                 return Conversation(tuple(messages), caller, (*before, *after), previous)
-        prompt = tuple(agent.chat.prompt(given, tools or None)) if prompted else None
+        prompt = tuple(agent.chat.prompt(history, tools or None)) if prompted else None
         return Conversation(tuple(messages), caller, prompt)
 
     def turn(self, source: str, identifier: str) -> Turn | None:
@@ -127,18 +127,18 @@ class EngineBackend:
     async def feedback(self, feedback: Feedback, source: str) -> Mapping[str, object]:
         """Pass feedback to the engine's thread. Raises KeyError, ValueError, HttpProblem."""
         number = _number(feedback.id)
-        return await self._called(lambda keeper: keeper.take(number, feedback, source))
+        return await self._call_keeper(lambda keeper: keeper.take(number, feedback, source))
 
     async def unjudged(self, limit: int) -> Mapping[str, object]:
         """Return remembered answers without feedback, the least certain first. Raises HttpProblem."""
-        return await self._called(lambda keeper: keeper.unjudged(limit))
+        return await self._call_keeper(lambda keeper: keeper.unjudged(limit))
 
     async def feedback_outcome(self, identifier: str) -> Mapping[str, object]:
         """Return the state of earlier feedback. Raises KeyError, HttpProblem."""
         number = _number(identifier)
-        return await self._called(lambda keeper: keeper.outcome(number))
+        return await self._call_keeper(lambda keeper: keeper.outcome(number))
 
-    async def _called(self, call: Callable[[FeedbackKeeper], Mapping[str, object]]) -> Mapping[str, object]:
+    async def _call_keeper(self, call: Callable[[FeedbackKeeper], Mapping[str, object]]) -> Mapping[str, object]:
         future, reply = future_and_reply()
         try:
             self.source.submit_feedback((call, reply))

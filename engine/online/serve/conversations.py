@@ -91,11 +91,11 @@ class Conversations:
 
 def assistant(text: str, calls: Sequence[Call]) -> Told:
     """Return the message for a turn of the policy."""
-    made = [
+    tool_calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls
     ]
-    return {"role": "assistant", "content": text, **({"tool_calls": made} if made else {})}
+    return {"role": "assistant", "content": text, **({"tool_calls": tool_calls} if tool_calls else {})}
 
 
 def _keyed(caller: str, messages: Sequence[Told]) -> Iterator[tuple[Told, bytes]]:
@@ -135,15 +135,15 @@ def continued(previous: Turn, new: Sequence[Told], rollout: Rollout) -> Rollout:
         turn_ids=turns,
         rewards=rewards,
         logprobs=logprobs,
-        trajectory=replace(_begun_like(trajectory, before.trajectory), steps=steps),
+        trajectory=replace(_with_beginning_of(trajectory, before.trajectory), steps=steps),
     )
 
 
-def _begun_like(trajectory: Trajectory, first: Trajectory) -> Trajectory:
+def _with_beginning_of(trajectory: Trajectory, first: Trajectory) -> Trajectory:
     """Return a trajectory with the prompt of the conversation's first turn, so that all turns have the same prompt."""
     extra = {**trajectory.extra, "conversation": first.extra.get("conversation", first.id)}
-    begun = {"prompt": first.prompt, "prompt_id": first.prompt_id, "messages": first.messages, "task": first.task}
-    return replace(trajectory, extra=extra, tools=first.tools, meta=first.meta, **begun)
+    fields = {"prompt": first.prompt, "prompt_id": first.prompt_id, "messages": first.messages, "task": first.task}
+    return replace(trajectory, extra=extra, tools=first.tools, meta=first.meta, **fields)
 
 
 def _answered(step: Step, new: Sequence[Told]) -> Step:
@@ -158,8 +158,8 @@ def with_calls(rollout: Rollout, calls: Sequence[Call], text: str, tools: Sequen
     trajectory = rollout.trajectory
     if trajectory is None or not trajectory.steps:
         return rollout
-    offered = [tool["function"]["name"] for tool in tools]
-    trajectory = replace(trajectory, meta={**trajectory.meta, "offered": offered})
+    names = [tool["function"]["name"] for tool in tools]
+    trajectory = replace(trajectory, meta={**trajectory.meta, "offered": names})
     if calls:
         first, last = calls[0], trajectory.steps[-1]
         called = {"thought": text, "action": first.name, "arguments": first.arguments, "calls": tuple(calls)}

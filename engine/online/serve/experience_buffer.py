@@ -71,16 +71,16 @@ class ExperienceBuffer:
 
     def save(self, path: Path) -> None:
         """Write the buffer to an `.npz` file, atomically."""
-        written = io.BytesIO()
+        buffer = io.BytesIO()
         with self._lock:
             ids, answers = zip(*self._known, strict=True) if self._known else ((), ())
             np.savez_compressed(
-                written,
+                buffer,
                 vectors=self._vectors[self._rows()] if self._known else self._vectors[:0],
                 ids=np.array(ids, dtype=np.str_),
                 answers=np.array(answers, dtype=np.str_),
             )
-        replace_file(path, written.getbuffer())
+        replace_file(path, buffer.getbuffer())
 
     def load(self, path: Path) -> None:
         """Read a saved file. Raises ValueError or OSError for a damaged file (each array has a CRC-32)."""

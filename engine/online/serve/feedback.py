@@ -75,24 +75,24 @@ class FeedbackKeeper:
                 log.exception("feedback on request %d failed", request)
                 self._outcomes[request] = FeedbackOutcome("", "", reason="it failed (see the run's log)")
 
-    def take(self, request: int, given: Feedback, source: str = "") -> Mapping[str, object]:
+    def take(self, request: int, feedback: Feedback, source: str = "") -> Mapping[str, object]:
         """Process feedback on a request and return its outcome so far. source: as in `Request.source`. Raises KeyError
         if the answer is no longer remembered, and ValueError for feedback that cannot be used.
         """
         answer = self._remembered[request]
-        if given.answer is None and given.correction is None and answer.text is None:
+        if feedback.answer is None and feedback.correction is None and answer.text is None:
             raise ValueError("there was no answer to this request; give the right one as `answer`")
-        if given.answer is not None and normal(given.answer) is None:
+        if feedback.answer is not None and normal(feedback.answer) is None:
             raise ValueError("the right answer is empty")
         self._judged.add(request)
         samples = self._engine.drawn_later
-        many = given.correction is None and (given.answer is not None or _comparable(self._engine, answer))
+        many = feedback.correction is None and (feedback.answer is not None or _comparable(self._engine, answer))
         if not many or not answer.single or not samples or not self.live.able or len(answer.samples) > 1:
-            return self._make_task(request, given, source, answer)
+            return self._make_task(request, feedback, source, answer)
 
         def drawn(rollouts: list[Rollout]) -> None:
             self._drawing -= 1
-            self.ready.append((request, given, source, self._engine.widened(answer, rollouts)))
+            self.ready.append((request, feedback, source, self._engine.widened(answer, rollouts)))
 
         try:
             self.live.draw(answer, samples, drawn)
@@ -102,30 +102,30 @@ class FeedbackKeeper:
         self._outcomes[request] = FeedbackOutcome("", "", reason=f"{samples} samples are being drawn")
         return self.outcome(request)
 
-    def _make_task(self, request: int, given: Feedback, source: str, answer: Answer) -> Mapping[str, object]:
+    def _make_task(self, request: int, feedback: Feedback, source: str, answer: Answer) -> Mapping[str, object]:
         """Enqueue the update task of feedback, and return its outcome so far."""
-        engine, right = self._engine, given.answer
-        rated = given.correction is None and right is None and (answer.single or answer.extracted is None)
+        engine, right = self._engine, feedback.answer
+        rated = feedback.correction is None and right is None and (answer.single or answer.extracted is None)
         self.live.pause()
         try:
             with self.live.follower.scoring(answer.policy_version):
                 answer = at_temperature(engine, answer)
-                if given.correction is not None:
-                    called, learned = "corrected the answer", correct(engine, answer, given.correction)
+                if feedback.correction is not None:
+                    called, learned = "corrected the answer", correct(engine, answer, feedback.correction)
                 elif right is not None:
                     called, learned = f"gave {right!r} as the answer", label(engine, answer, right, None)
                 else:
-                    called, good = f"called the answer {given.verdict}", given.verdict == "right"
+                    called, good = f"called the answer {feedback.verdict}", feedback.verdict == "right"
                     key = (answer.extracted, None) if good else (None, answer.extracted)
                     learned = rate(engine, answer, good) if rated else label(engine, answer, *key)
         except SnapshotError as error:
             raise ValueError(f"nothing can be learnt from it any more: {error}") from error
         task = learned.task
-        said = f"Feedback {called} to request {request}: "
-        facts = {"request": request, "verdict": given.verdict, "answer": given.answer, "source": given.source}
+        prefix = f"Feedback {called} to request {request}: "
+        facts = {"request": request, "verdict": feedback.verdict, "answer": feedback.answer, "source": feedback.source}
         if task is None:
             reason = "no sample has tokens to learn from" if engine.config.updates else "online.updates is off"
-            self.event("feedback", f"{said}{reason}.", **facts)
+            self.event("feedback", f"{prefix}{reason}.", **facts)
             self._outcomes[request] = FeedbackOutcome("", "", reason=reason)
             return {"request": request, "accepted": False, "learned": False, "reason": reason}
         source = source or "person"
@@ -145,15 +145,15 @@ class FeedbackKeeper:
         samples = f"{sum(known)} of {len(known)} samples are right"
         if rated:
             same = f", and {sum(known)} of {len(known)} samples have the same answer" if len(known) > 1 else ""
-            samples = f"the answer was rated {given.verdict}{same}"
+            samples = f"the answer was rated {feedback.verdict}{same}"
         self._outcomes[request] = FeedbackOutcome(task.id, samples)
-        self.event("feedback", f"{said}an update is on its way.", **facts)
+        self.event("feedback", f"{prefix}an update is on its way.", **facts)
         return self.outcome(request)
 
     def _peers(self, source: str) -> tuple[int, int]:
         """Return the number of callers with remembered answers, and of users of this source's caller."""
-        asked = {a.request.source for a in self._remembered.values()} | {source}
-        callers = [name.partition("/")[0] for name in asked]
+        sources = {a.request.source for a in self._remembered.values()} | {source}
+        callers = [name.partition("/")[0] for name in sources]
         return len(set(callers)), callers.count(source.partition("/")[0])
 
     def unjudged(self, limit: int) -> Mapping[str, object]:
@@ -188,12 +188,12 @@ def label(engine: InferenceEngine, answer: Answer, right: str | None, wrong: str
     def key(text: str | None) -> str | None:
         return canonical(text) if extract is None else canonical(extract(text or ""))
 
-    given = [key(answer_of(sample)) for sample in answer.samples]
+    answers = [key(answer_of(sample)) for sample in answer.samples]
     if right is not None:
         expected = key(right) or canonical(mathematical(right) if extract is boxed else normal(right))
-        correct: list[bool | None] = [g == expected for g in given]
+        correct: list[bool | None] = [g == expected for g in answers]
     else:
-        correct = [False if g is not None and g == canonical(wrong) else None for g in given]
+        correct = [False if g is not None and g == canonical(wrong) else None for g in answers]
     return engine.rewarded(labelled(answer, answer.samples, correct, right))
 
 
@@ -224,23 +224,23 @@ def rate(engine: InferenceEngine, answer: Answer, good: bool) -> Learned:
     others = [s for s in answer.samples if s is not shown] if _comparable(engine, answer) else []
     samples = [shown, *others]
     agrees = [s is shown or canonical(engine.key(s)) == canonical(answer.extracted) for s in samples]
-    made = engine.rewarded(labelled(answer, samples, agrees, answer.text if good else None))
-    if made.task is not None:
-        rewards, task = made.task.reward_tensor.clone(), made.task.components.index("task")
-        used = set(made.task.experience.trajectories)
+    judged = engine.rewarded(labelled(answer, samples, agrees, answer.text if good else None))
+    if judged.task is not None:
+        rewards, task = judged.task.reward_tensor.clone(), judged.task.components.index("task")
+        used = set(judged.task.experience.trajectories)
         same = [a for s, a in zip(samples, agrees, strict=True) if s.trajectory and s.trajectory.id in used]
         if not any(same):  # the rated answer has no tokens
-            return replace(made, task=None)
+            return replace(judged, task=None)
         rewards[~torch.tensor(same), :, task] = 0.0
         if not good:
             rewards[..., task] *= -1
-        made.task = replace(
-            made.task,
+        judged.task = replace(
+            judged.task,
             reward_tensor=rewards,
-            learning_rate=made.task.learning_rate * min(1.0, len(same) / engine.config.samples),
-            facts={**made.task.facts, "agrees": same},
+            learning_rate=judged.task.learning_rate * min(1.0, len(same) / engine.config.samples),
+            facts={**judged.task.facts, "agrees": same},
         )
-    return made
+    return judged
 
 
 def _comparable(engine: InferenceEngine, answer: Answer) -> bool:
@@ -257,12 +257,12 @@ def correct(engine: InferenceEngine, answer: Answer, text: str) -> Learned:
     *earlier, last = first.trajectory.steps
     if last.calls:
         raise ValueError("a turn that calls tools cannot be corrected. Give the right answer as `answer`")
-    own = first.agent_mask & (first.turn_ids == len(earlier))
-    begin = int(own.argmax()) if own.any() else len(first)
-    words = engine.runner.tokenizer
-    assert words is not None
-    ends = [t for t in first.token_ids[first.agent_mask][-1:].tolist() if t in words.all_special_ids]
-    written = [*words.encode(text, add_special_tokens=False), *(ends or [words.eos_token_id])]
+    mask = first.agent_mask & (first.turn_ids == len(earlier))
+    begin = int(mask.argmax()) if mask.any() else len(first)
+    tokenizer = engine.runner.tokenizer
+    assert tokenizer is not None
+    ends = [t for t in first.token_ids[first.agent_mask][-1:].tolist() if t in tokenizer.all_special_ids]
+    written = [*tokenizer.encode(text, add_special_tokens=False), *(ends or [tokenizer.eos_token_id])]
     ids = np.array([*first.token_ids[:begin], *written], first.token_ids.dtype)
     if len(ids) > engine.config.max_trajectory_tokens:
         raise ValueError(f"the text is too long: online.max_trajectory_tokens is {engine.config.max_trajectory_tokens}")
@@ -292,14 +292,15 @@ def certainty(answer: Answer) -> float:
 
 
 def _listed(answer: Answer) -> dict[str, Any]:
-    trajectory, talk = answer.samples[0].trajectory, answer.request.conversation
+    trajectory, conversation = answer.samples[0].trajectory, answer.request.conversation
     prompt = trajectory.prompt if trajectory is not None else ""
-    if talk is not None and talk.previous is not None:  # its trajectory has the prompt of the first turn
-        prompt = "\n\n".join(str(message["content"]) for message in talk.messages)
+    # The trajectory of a later turn has the prompt of the first turn.
+    if conversation is not None and conversation.previous is not None:
+        prompt = "\n\n".join(str(message["content"]) for message in conversation.messages)
     return {
         "id": str(answer.request.number),
         "prompt": prompt,
-        "messages": [dict(message) for message in talk.messages] if talk is not None else [],
+        "messages": [dict(message) for message in conversation.messages] if conversation is not None else [],
         "answer": answer.text,
         "certainty": round(certainty(answer), 4),
         "policy_version": answer.policy_version,

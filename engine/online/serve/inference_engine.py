@@ -102,7 +102,7 @@ class InferenceEngine:
         """Sample, vote and gate a batch of requests. A failing environment only affects its own request."""
         single = [r for r in requests if self.is_single(r)]
         voted = [r for r in requests if r not in single]
-        answers = self._at_once(single, policy_version) if single else []
+        answers = self._answer_single(single, policy_version) if single else []
         answers += self._by_vote(voted, policy_version) if voted else []
         return sorted(answers, key=lambda a: a.request.number)
 
@@ -116,7 +116,7 @@ class InferenceEngine:
             return False
         return isinstance(env, ChatEnv) and not (isinstance(env, DatasetEnv) and env.functions)
 
-    def _at_once(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
+    def _answer_single(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
         """Sample one text per request. The model's generation defaults replace settings that the caller left out."""
         how, limit = self.sampling(requests[0].sampling)
         turn = {"max_turn_tokens": limit or self.config.max_trajectory_tokens}
@@ -300,8 +300,8 @@ class InferenceEngine:
             return 0
         if answer.single:
             return self.drawn_later if len(answer.samples) == 1 and (answer.gate.open or always) else 0
-        own = answer.request.sampling.is_own or answer.request.version is not None
-        return 0 if own or not self.config.updates else self.config.samples_to_learn
+        fixed = answer.request.sampling.is_own or answer.request.version is not None
+        return 0 if fixed or not self.config.updates else self.config.samples_to_learn
 
     def widen(self, answers: Sequence[Answer], *, always: bool = False) -> list[Answer]:
         """Draw more samples for each answer: more votes give better labels and a less noisy gradient. If drawing fails,
@@ -310,17 +310,17 @@ class InferenceEngine:
         always: draw samples for a single answer even if its gate is closed.
         """
         found = {a.request.number: a for a in answers}
-        wanted = {n: (self._extra(a, always), a.request.sampling.max_tokens) for n, a in found.items()}
-        for extra, limit in dict.fromkeys(kind for kind in wanted.values() if kind[0]):
-            able = [a for number, a in found.items() if wanted[number] == (extra, limit)]
-            seed = -1 - self.seed - able[0].request.number
+        sizes = {n: (self._extra(a, always), a.request.sampling.max_tokens) for n, a in found.items()}
+        for extra, limit in dict.fromkeys(kind for kind in sizes.values() if kind[0]):
+            batch = [a for number, a in found.items() if sizes[number] == (extra, limit)]
+            seed = -1 - self.seed - batch[0].request.number
             shorter = {"max_turn_tokens": limit} if limit and limit < self.config.max_turn_tokens else {}
             try:
-                drawn = self._drawn([a.request for a in able], extra, shorter, seed)
+                drawn = self._drawn([a.request for a in batch], extra, shorter, seed)
             except Exception:
-                log.exception("samples of %d requests could not be drawn", len(able))
+                log.exception("samples of %d requests could not be drawn", len(batch))
                 continue
-            for i, answer in enumerate(able):
+            for i, answer in enumerate(batch):
                 found[answer.request.number] = self.widened(answer, drawn[i * extra : (i + 1) * extra])
         return list(found.values())
 
@@ -330,7 +330,7 @@ class InferenceEngine:
         """
         if not drawn:
             return replace(answer, gate=Gate(GateCode.NO_LABEL, "no samples could be drawn"))
-        joining = _joining(answer.samples, drawn)
+        joining = _renumbered(answer.samples, drawn)
         samples = [*answer.samples, *joining]
         if not answer.single:
             label_vote = self.vote(answer.request, samples, answer.neighbours)
@@ -403,13 +403,13 @@ def _metrics(answer: Answer) -> dict[str, object]:
     return values
 
 
-def _joining(group: Sequence[Rollout], drawn: Sequence[Rollout]) -> list[Rollout]:
+def _renumbered(group: Sequence[Rollout], drawn: Sequence[Rollout]) -> list[Rollout]:
     first = next((s.trajectory for s in group if s.trajectory is not None), None)
     joined = []
     for number, sample in enumerate(drawn, len(group)):
         if sample.trajectory is not None and first is not None:
-            named = {"id": f"{first.group}-{number}", "group": first.group, "rollout": number}
-            sample = replace(sample, trajectory=replace(sample.trajectory, **named))
+            ids = {"id": f"{first.group}-{number}", "group": first.group, "rollout": number}
+            sample = replace(sample, trajectory=replace(sample.trajectory, **ids))
         joined.append(sample)
     return joined
 

@@ -102,7 +102,7 @@ class LiveAnswers:
         self._jobs: dict[LiveRow, _Job] = {}
         self._streams: dict[LiveRow, TextStream] = {}
         self._open: contextlib.ExitStack | None = None
-        self._at = -1
+        self._version = -1
         """The version whose weights are in place."""
         self._visit = 0
         self._merged: tuple[int, MergedWeights] | None = None
@@ -148,7 +148,7 @@ class LiveAnswers:
         prompt = self._prompt(request)
         if prompt is None:
             return False
-        running = self._of(request.version)
+        running = self._running_of(request.version)
         rows = [self._row(request, prompt, index) for index in range(request.sampling.texts)]
         self._start(running, request, rows, lambda: self._answer(request, rows, running))
         return True
@@ -164,12 +164,12 @@ class LiveAnswers:
         prompt = self._prompt(answer.request)
         assert prompt is not None, "its answer began with this prompt"
         config, number = self.engine.config, answer.request.number
-        asked = answer.request.sampling.max_tokens or config.max_turn_tokens
-        limit = min(asked, config.max_turn_tokens, config.max_trajectory_tokens - len(prompt))
+        requested = answer.request.sampling.max_tokens or config.max_turn_tokens
+        limit = min(requested, config.max_turn_tokens, config.max_trajectory_tokens - len(prompt))
         sampling = SamplingSettings(config.temperature)
         seeds = [seed_of(-1 - self.engine.seed, number, i) for i in range(count)]
         rows = [LiveRow(prompt, limit, sampling, seed, background=True) for seed in seeds]
-        running = self._of(answer.policy_version)
+        running = self._running_of(answer.policy_version)
         running.behind += rows
         request = answer.request
         job = _Job(request, running, rows, lambda: finish(self._rollouts(request, rows)), lambda _: finish([]))
@@ -184,7 +184,7 @@ class LiveAnswers:
         if running is None:
             return
         for row, job in self._jobs.items():
-            row.cancelled |= not row.background and _left(job.request)
+            row.cancelled |= not row.background and _caller_left(job.request)
         joining: list[LiveRow] | None = None
         try:
             self._enter(running)
@@ -205,7 +205,7 @@ class LiveAnswers:
         """Put the served version's weights back, which all other code expects."""
         if self._open is not None:
             self._open.close()
-            self._open, self._at = None, -1
+            self._open, self._version = None, -1
 
     # ------------------------------------------------------------------------------------------------------ rows
 
@@ -213,28 +213,30 @@ class LiveAnswers:
         """Create the row of a caller's text, which reports pieces of text and ends before a stop string."""
         chosen = request.sampling
         sampling, limit = self.engine.sampling(chosen)
-        room = self.engine.config.max_trajectory_tokens - len(prompt)
+        remaining = self.engine.config.max_trajectory_tokens - len(prompt)
         seed = seed_of(self.engine.seed, request.number) if chosen.seed is None else chosen.seed
         seed = seed if chosen.seed is None and not index else seed_of(seed, index)
         seed = seed if attempt == 1 else seed_of(seed, attempt)
         voted = self.engine.drawn_later > 0  # samples for the vote start from the same prompt
-        row = LiveRow(prompt, min(room, limit or room), sampling, seed, likeliest=chosen.likeliest, keep=voted)
+        row = LiveRow(
+            prompt, min(remaining, limit or remaining), sampling, seed, likeliest=chosen.likeliest, keep=voted
+        )
         if request.on_text is None and not chosen.stop:
             return row
-        stream, told = TextStream(self._text, chosen.stop), request.on_text
+        stream, on_text = TextStream(self._text, chosen.stop), request.on_text
 
         def tell(row: LiveRow) -> None:
-            text = stream.piece(self._words(row))
+            text = stream.piece(self._text_tokens(row))
             row.ended |= stream.stopped
-            if told is not None:
+            if on_text is not None:
                 scores = tuple(row.scores[stream.scored : stream.complete]) if text else ()
                 stream.scored += len(scores)
-                told(request.number, Piece(text, index, scores))
+                on_text(request.number, Piece(text, index, scores))
 
         row.on_token, self._streams[row] = tell, stream
         return row
 
-    def _of(self, version: int | None) -> _Running:
+    def _running_of(self, version: int | None) -> _Running:
         """Return the batch of a version, by default the served one. Creates it if needed."""
         number = self.follower.version if version is None else version
         if number not in self._running:
@@ -250,16 +252,16 @@ class LiveAnswers:
     def _choose(self) -> _Running | None:
         """Return the next batch to advance. Batches with callers come first; the current one keeps `VISIT` tokens."""
         every = self._running.values()
-        able = [r for r in every if r.urgent] or [
+        runnable = [r for r in every if r.urgent] or [
             r for r in every if len(r.batch) or (r.behind and self._fits(r.behind[0]))
         ]
-        if not able:
+        if not runnable:
             return None
-        present = next((r for r in able if r.version == self._at), None)
-        if present is not None and (self._visit < VISIT or len(able) == 1):
-            return present
-        later = [r for r in able if r.version > self._at]
-        return (later or able)[0]
+        current = next((r for r in runnable if r.version == self._version), None)
+        if current is not None and (self._visit < VISIT or len(runnable) == 1):
+            return current
+        later = [r for r in runnable if r.version > self._version]
+        return (later or runnable)[0]
 
     def _joining(self, running: _Running) -> list[LiveRow]:
         """Take the rows that join now: callers' texts or, if there are none, samples."""
@@ -276,19 +278,19 @@ class LiveAnswers:
         """Return whether a row may join a batch in addition to the `joining` rows."""
         if not row.background:
             return True
-        held = sum(r.longest for r in joining) + sum(r.batch.background_tokens for r in self._running.values())
-        return not held or held + row.longest <= SAMPLE_TOKENS
+        used = sum(r.longest for r in joining) + sum(r.batch.background_tokens for r in self._running.values())
+        return not used or used + row.longest <= SAMPLE_TOKENS
 
     def _enter(self, running: _Running) -> None:
         """Put a version's weights in place until `pause`. They are converted once for all tokens."""
-        if self._open is not None and self._at == running.version:
+        if self._open is not None and self._version == running.version:
             return
         self.pause()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.follower.holding(running.tensors))
             stack.enter_context(acting(self.engine.model, self._merged_for(running.version)))
             self._open = stack.pop_all()
-        self._at, self._visit = running.version, 0
+        self._version, self._visit = running.version, 0
 
     def _merged_for(self, version: int) -> MergedWeights | None:
         """Return the merged weights of the served version, whose tensors are in place. Older versions have none: each
@@ -327,8 +329,8 @@ class LiveAnswers:
         if job is None:  # its request has failed
             return
         if row.cancelled:
-            for each in job.rows:
-                self._streams.pop(each, None)
+            for answered in job.rows:
+                self._streams.pop(answered, None)
             job.request.send(RequestDropped(job.request.gone() or "the caller has gone"))
         elif all(r not in self._jobs for r in job.rows):
             try:
@@ -355,8 +357,8 @@ class LiveAnswers:
             for i in failed:
                 rows[i] = self._row(request, rows[i].prompt, i, attempt + 1)
             kept = {i: text for i, text in texts.items() if i not in failed}
-            again = [rows[i] for i in failed]
-            self._start(running, request, again, lambda: self._answer(request, rows, running, kept, attempt + 1))
+            retried = [rows[i] for i in failed]
+            self._start(running, request, retried, lambda: self._answer(request, rows, running, kept, attempt + 1))
             return
         if failed:
             times = "one attempt" if attempt == 1 else f"{attempt} attempts"
@@ -364,22 +366,22 @@ class LiveAnswers:
                 NotAsWanted(f"the policy wrote no text of the form asked for in {times}: {texts[failed[0]].problem}")
             )
         samples = self._rollouts(request, rows)
-        if (talk := request.conversation) is not None:
+        if (conversation := request.conversation) is not None:
             tools = request.wanted.tools if request.wanted is not None else ()
             for i, text in texts.items():
                 samples[i] = with_calls(samples[i], text.calls, text.text, tools) if tools else samples[i]
-                if talk.previous is not None:
-                    samples[i] = continued(talk.previous, talk.new, samples[i])
-                self.engine.conversations.keep(talk, text.text, text.calls, samples[i], request.number)
+                if conversation.previous is not None:
+                    samples[i] = continued(conversation.previous, conversation.new, samples[i])
+                self.engine.conversations.keep(conversation, text.text, text.calls, samples[i], request.number)
         answer = self.engine.single_answer(request, samples, running.version)
         self.answered(replace(answer, written=tuple(texts.values())))
 
     def _written(self, request: Request, row: LiveRow) -> Written:
         """Return the text of a finished row, with its calls of the caller's tools."""
         wanted, stop = request.wanted, request.sampling.stop
-        words, stream = self._words(row), self._streams.pop(row, None)
-        text = before_stop(self._text(words), stop)
-        scored = stream.complete if stream is not None and stream.stopped else len(words)
+        tokens, stream = self._text_tokens(row), self._streams.pop(row, None)
+        text = before_stop(self._text(tokens), stop)
+        scored = stream.complete if stream is not None and stream.stopped else len(tokens)
         scores = tuple(row.scores[:scored])
         if wanted is None:
             return Written(text, scores)
@@ -402,22 +404,22 @@ class LiveAnswers:
         if not isinstance(env, MultiTurnEnv):
             return None
         try:
-            begun = self._agent.chat.begun(*env.opening(request.row.task_data, self._agent))
+            encoded = self._agent.chat.begun(*env.opening(request.row.task_data, self._agent))
         except Exception:  # the normal path reports the problem with the task
             return None
-        fits = isinstance(begun, Encoded) and len(begun.ids) < self.engine.config.max_trajectory_tokens
-        return list(begun.ids) if isinstance(begun, Encoded) and fits else None
+        fits = isinstance(encoded, Encoded) and len(encoded.ids) < self.engine.config.max_trajectory_tokens
+        return list(encoded.ids) if isinstance(encoded, Encoded) and fits else None
 
-    def _words(self, row: LiveRow) -> list[int]:
+    def _text_tokens(self, row: LiveRow) -> list[int]:
         """Return the tokens of a row without the token that ends the turn."""
         assert self._agent is not None
         ends = bool(row.tokens) and row.tokens[-1] in self._agent.chat.stop_ids
         return row.tokens[:-1] if ends else row.tokens
 
     def _text(self, tokens: Sequence[int]) -> str:
-        words = self.engine.runner.tokenizer
-        assert words is not None
-        return str(words.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        tokenizer = self.engine.runner.tokenizer
+        assert tokenizer is not None
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _rollouts(self, request: Request, rows: list[LiveRow]) -> list[Rollout]:
         """Return the rows as rollouts in the request's environment, which judges them as usual."""
@@ -425,6 +427,6 @@ class LiveAnswers:
         return runner.run([request.row], step=request.number, first=request.number, num_rollouts=len(rows))
 
 
-def _left(request: Request) -> bool:
+def _caller_left(request: Request) -> bool:
     """Return whether the caller has left. A started stream has no deadline."""
     return request.cancelled.is_set() if request.on_text is not None else request.gone() is not None

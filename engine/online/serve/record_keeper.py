@@ -81,8 +81,8 @@ class RecordKeeper:
 
     def __post_init__(self) -> None:
         self.step = self._logged = 0
-        self.copied = self._told = recorded_position(self.writer.run_dir, JOURNAL_POSITION) or 0
-        self._complained: set[str] = set()
+        self.copied = self._reported_position = recorded_position(self.writer.run_dir, JOURNAL_POSITION) or 0
+        self._failed: set[str] = set()
 
     def requests(self, learned: Iterable[Learned], extra: Values, **positions: int) -> None:
         """Write trajectories and metrics of answered requests. extra: further metrics for the last one. positions: how
@@ -129,9 +129,9 @@ class RecordKeeper:
     def settled(self) -> int | None:
         """Return the journal number up to which the record is complete; None if it has not changed."""
         sure = self.writer.positions.get(JOURNAL_POSITION, 0)
-        if sure <= self._told:
+        if sure <= self._reported_position:
             return None
-        self._told = sure
+        self._reported_position = sure
         return sure
 
     def finish(self) -> None:
@@ -152,7 +152,7 @@ class RecordKeeper:
             "snapshot": self._snapshot,
             "validation": self._validation,
             "refused": self._set_aside,
-            "back": self._back,
+            "back": self._rollback,
             "stale": self._set_aside,
         }.get(str(kind))
         if handler is not None:
@@ -227,9 +227,9 @@ class RecordKeeper:
         )
         self._event("eval", message, step, row, "live", "n", "update", split="validation", greedy=values["ema"])
 
-    def _back(self, step: int, row: JournalRow) -> None:
-        update, why = row.row.get("update"), row.row.get("message")
-        message = f"Learning went back after update {update} was judged: {why}."
+    def _rollback(self, step: int, row: JournalRow) -> None:
+        update, reason = row.row.get("update"), row.row.get("message")
+        message = f"Learning went back after update {update} was judged: {reason}."
         self._event("alert", message, step, row, "update", detector="validation")
 
     def _set_aside(self, step: int, row: JournalRow) -> None:
@@ -242,10 +242,10 @@ class RecordKeeper:
         values = {name: row.row.get(name) for name in names}
         self.writer.event(kind, message, step=step, journal=row.n, **values, **data)
 
-    def _guard(self, what: str, action: Callable[[], object]) -> None:
+    def _guard(self, name: str, action: Callable[[], object]) -> None:
         try:
             action()
         except Exception:
-            if what not in self._complained:
-                self._complained.add(what)
-                log.exception("the record could not take %s; serving continues", what)
+            if name not in self._failed:
+                self._failed.add(name)
+                log.exception("the record could not take %s; serving continues", name)

@@ -192,9 +192,9 @@ class RequestSource:
         """Recent engine time per request, in seconds; None before the first request."""
 
     def took(self, requests: int, seconds: float) -> None:
-        each = seconds / max(1, requests)
+        mean = seconds / max(1, requests)
         before = self.seconds_a_request
-        self.seconds_a_request = each if before is None else 0.8 * before + 0.2 * each
+        self.seconds_a_request = mean if before is None else 0.8 * before + 0.2 * mean
 
     @property
     def waiting(self) -> int:
@@ -275,11 +275,11 @@ class RequestSource:
         with self._changed:
             self._drop_gone()
             if only is not None:
-                return self._together(limit, only)
+                return self._batch(limit, only)
             if not self._callers and not self._rows_left and self.open_ended:
                 self._changed.wait_for(lambda: bool(self._callers or self._feedback) or not self.open_ended, timeout)
                 self._drop_gone()
-            taken = self._together(limit)
+            taken = self._batch(limit)
         while len(taken) < limit and self._rows_left and (not taken or taken[0].batch_key == (Sampling(), None)):
             row = next(self._rows, None)
             if row is None:
@@ -289,7 +289,7 @@ class RequestSource:
                 taken.append(replace(row, place=self.rows_taken))
         return taken
 
-    def _together(self, limit: int, only: Callable[[Request], bool] | None = None) -> list[Request]:
+    def _batch(self, limit: int, only: Callable[[Request], bool] | None = None) -> list[Request]:
         """Take the oldest request and later ones that fit into the same batch."""
         taken: list[Request] = []
         tokens = 0

@@ -60,16 +60,16 @@ def embeddings_and_logits(
     if not embed and not any(wanted):
         return None, {}
     length = max(len(s) for s in samples)
-    together = max(1, DENSE_LOGITS // (length * vocabulary_of(model)))
+    batch = max(1, DENSE_LOGITS // (length * vocabulary_of(model)))
     if between is not None:
-        together = min(together, max(1, TOGETHER // length))
+        batch = min(batch, max(1, TOGETHER // length))
     embeddings: list[Tensor] = []
     logits: dict[int, OriginalLogits] = {}
-    for start in range(0, len(samples), together):
+    for start in range(0, len(samples), batch):
         if start and between is not None:
             with torch.inference_mode(False):
                 between()
-        part = samples[start : start + together]
+        part = samples[start : start + batch]
         masks = [s.agent_mask for s in part]
         out = forward_agent_tokens(
             model, [s.token_ids for s in part], masks, keep_hidden=embed, images=[s.images for s in part]

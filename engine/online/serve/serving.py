@@ -105,12 +105,12 @@ class Serving:
 
     def run(self) -> bool:
         """Serve until a stop request (returns False) or until no further request can come (returns True)."""
-        while not self._stopped and (self._broken_off or not self._all_taken or self._at_work):
+        while not self._stopped and (self._broken_off or not self._exhausted or self._busy):
             self._listen()
             self._take_feedback()
             self.turn(self._take())
             self._serve_callers()
-            if self._to_learn and self._quiet:
+            if self._to_learn and self._idle:
                 self.live.pause()
                 self._learn_from(self._to_learn.popleft())
             elif self.live.busy:
@@ -118,7 +118,7 @@ class Serving:
             self._keep()
         self.live.pause()
         self.source.turn_away()
-        self._tell_broken_off(ServerEnds())
+        self._report_broken_off(ServerEnds())
         for request in self.live.unanswered:
             request.send(ServerEnds())
         for answer in self._open_turns.due(all_=True):
@@ -135,15 +135,15 @@ class Serving:
         return finished
 
     @property
-    def _at_work(self) -> bool:
+    def _busy(self) -> bool:
         """Whether answers are in progress or waiting for learning."""
         return self.live.busy or bool(self._to_learn) or self._feedback.waits
 
     @property
-    def _quiet(self) -> bool:
+    def _idle(self) -> bool:
         """Whether it is time to learn: callers have been quiet, too many answers wait, or no requests remain."""
         pause = time.monotonic() - self._delivered
-        return pause >= QUIET_S or len(self._to_learn) > BACKLOG or self._all_taken
+        return pause >= QUIET_S or len(self._to_learn) > BACKLOG or self._exhausted
 
     def _take_feedback(self) -> None:
         self._feedback.process_drawn()
@@ -180,7 +180,7 @@ class Serving:
 
     def _join(self) -> None:
         """Let waiting callers join the running batch while it has room and the run accepts requests."""
-        while self.live.has_room and not self._all_taken:
+        while self.live.has_room and not self._exhausted:
             taken = self.source.take(1, 0.0, only=self.live.takes)
             if not taken:
                 return
@@ -192,7 +192,7 @@ class Serving:
         try:
             return self.live.takes(request) and self.live.begin(request)
         except SnapshotError as error:
-            request.send(_cannot_answer(request, error))
+            request.send(_not_loadable(request, error))
         except Exception as error:  # for example, no memory for the version's weights
             log.exception("request %d could not begin", request.number)
             self._fail(request, error)
@@ -229,7 +229,7 @@ class Serving:
                 self.print_line(answer_as_json(answer))
 
     @property
-    def _all_taken(self) -> bool:
+    def _exhausted(self) -> bool:
         """Whether the run accepts no more requests."""
         return self.source.ended or (self.last is not None and self.answered >= self.last)
 
@@ -237,29 +237,29 @@ class Serving:
         """Return the next requests; none while the policy is unavailable. Interrupted requests are retried one by one,
         in case one of them caused the failure.
         """
-        why = self.follower.away()
-        if (lasting := self._absence.look(why)) is not None:
-            self.source.turn_back(PolicyAway(lasting))
-            self._tell_broken_off(PolicyAway(lasting))
-        if why:
+        reason = self.follower.away()
+        if (outage := self._absence.look(reason)) is not None:
+            self.source.turn_back(PolicyAway(outage))
+            self._report_broken_off(PolicyAway(outage))
+        if reason:
             time.sleep(self.config.poll_interval_s)
             return []
         while self._broken_off:
             waiting = self._broken_off.popleft()
-            if (gone := waiting.gone()) is None:
+            if (problem := waiting.gone()) is None:
                 return [waiting]
-            waiting.send(RequestDropped(gone))
-        if self._all_taken:
+            waiting.send(RequestDropped(problem))
+        if self._exhausted:
             return []
-        most = self.config.batch_requests
-        room = most if self.last is None else min(most, self.last - self.answered)
-        if self.live.busy or self._feedback.waits or (self._to_learn and self._quiet):
+        limit = self.config.batch_requests
+        room = limit if self.last is None else min(limit, self.last - self.answered)
+        if self.live.busy or self._feedback.waits or (self._to_learn and self._idle):
             timeout = 0.0
         else:
             timeout = QUIET_S if self._to_learn else self.config.poll_interval_s
         return self.source.take(room, timeout=timeout)
 
-    def _tell_broken_off(self, problem: RequestDropped) -> None:
+    def _report_broken_off(self, problem: RequestDropped) -> None:
         for waiting in self._broken_off:
             waiting.send(problem)
         self._broken_off = deque(r for r in self._broken_off if r.reply is None)
@@ -287,7 +287,7 @@ class Serving:
         if not requests:
             return
         self._reserve()
-        began = time.perf_counter()
+        started = time.perf_counter()
         numbered = []
         for item in requests:
             if not item.number:  # a retried request keeps its number
@@ -304,7 +304,7 @@ class Serving:
         self._feedback.remember(answers)
         learned = self._learn(answers, requests[0].version)
         self._feedback.remember(item.answer for item in learned)
-        self._keep_learned(learned, len(numbered), time.perf_counter() - began)
+        self._keep_learned(learned, len(numbered), time.perf_counter() - started)
 
     def _keep_learned(self, learned: Sequence[Learned], requests: int, seconds: float) -> None:
         """Enqueue the tasks, and record answers and positions. seconds: engine time spent on the requests."""
@@ -354,7 +354,7 @@ class Serving:
                 return self.engine.answer(requests, version)
         except SnapshotError as error:
             for request in requests:
-                request.send(_cannot_answer(request, error))
+                request.send(_not_loadable(request, error))
             return []
         except Exception as error:
             if isinstance(error, NoServersLeft) or self.follower.away():
@@ -413,5 +413,5 @@ class Serving:
         return not self._stopped
 
 
-def _cannot_answer(request: Request, error: SnapshotError) -> RequestError:
+def _not_loadable(request: Request, error: SnapshotError) -> RequestError:
     return RequestError(f"version {request.version} cannot answer any more: {error}")

@@ -55,12 +55,12 @@ class TextStream:
         """Return the text since the last call; empty while a character or a stop string is incomplete."""
         text = self._held + self._new(tokens)
         self._lengths += [self.returned + len(text)] * (len(tokens) - len(self._lengths))
-        whole = before_stop(text, self._stop)
-        self.stopped = whole != text
-        held = 0 if self.stopped else max((_begun(text, stop) for stop in self._stop), default=0)
-        self._held = text[len(whole) - held :] if held else ""
-        self.returned += len(whole) - held
-        return whole[: len(whole) - held]
+        complete = before_stop(text, self._stop)
+        self.stopped = complete != text
+        withheld = 0 if self.stopped else max((_begun(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(complete) - withheld :] if withheld else ""
+        self.returned += len(complete) - withheld
+        return complete[: len(complete) - withheld]
 
     @property
     def complete(self) -> int:
@@ -79,7 +79,7 @@ class TextStream:
 
 def before_stop(text: str, stop: Sequence[str]) -> str:
     """Return the text before the first stop string in it."""
-    return text[: min((at for s in stop if (at := text.find(s)) >= 0), default=len(text))]
+    return text[: min((start for s in stop if (start := text.find(s)) >= 0), default=len(text))]
 
 
 def _begun(text: str, stop: str) -> int:

@@ -55,10 +55,10 @@ class JsonSchema:
             return check
 
         base: Any = Draft202012Validator
-        made = extend(base, {name: counted(f) for name, f in base.VALIDATORS.items()})
+        validator = extend(base, {name: counted(f) for name, f in base.VALIDATORS.items()})
         try:
             # An empty registry, so that no reference is fetched.
-            error = next(made(self._schema, registry=Registry()).iter_errors(value), None)
+            error = next(validator(self._schema, registry=Registry()).iter_errors(value), None)
         except RecursionError:
             return "the schema is too complex to be checked"
         except Unresolvable as unknown:
@@ -97,8 +97,8 @@ class Wanted:
         names = {tool["function"]["name"] for tool in self.tools}
         found = [call for call in (read, *read.further) if call.name in names]
         # Mistral's templates only accept ids of nine letters and digits.
-        made = tuple(Call(str(call.name), dict(call.arguments), secrets.token_hex(5)[:9]) for call in found)
-        return made if self.several else made[:1]
+        calls = tuple(Call(str(call.name), dict(call.arguments), secrets.token_hex(5)[:9]) for call in found)
+        return calls if self.several else calls[:1]
 
     def problem(self, text: str, calls: Sequence[Call]) -> str | None:
         """Return the reason why a text does not have the form that the caller wants; None if it does."""

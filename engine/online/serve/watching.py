@@ -51,24 +51,24 @@ class Absence:
     _since: float | None = None
     _reported: str = ""
 
-    def look(self, why: str) -> str | None:
+    def look(self, reason: str) -> str | None:
         """Report the beginning and end of an outage. Returns the reason once the outage has lasted `wait_s`, else None.
 
         why: the current reason why the policy is unavailable; empty if it is available.
         """
         now = time.monotonic()
-        lasted = 0.0 if self._since is None else now - self._since
-        if not why:
+        seconds = 0.0 if self._since is None else now - self._since
+        if not reason:
             if self._reported:
-                self._report(f"Requests are answered again, after {lasted:.0f} s.", good=True)
+                self._report(f"Requests are answered again, after {seconds:.0f} s.", good=True)
             self._since, self._reported = None, ""
             return None
         self._since = self._since or now
-        if lasted >= TOLD_AFTER_S and why != self._reported:
-            self._reported = why
+        if seconds >= TOLD_AFTER_S and reason != self._reported:
+            self._reported = reason
             refused = f"Requests wait. Callers are refused after {self.wait_s:g} s."
-            self._report(f"Nothing can be answered: {why}. {refused}", good=False)
-        return why if lasted >= self.wait_s else None
+            self._report(f"Nothing can be answered: {reason}. {refused}", good=False)
+        return reason if seconds >= self.wait_s else None
 
     def _report(self, sentence: str, *, good: bool) -> None:
         kind, facts = event_of(good)
@@ -114,7 +114,7 @@ class WorkerWatch:
             message = "No request is left. Waiting tasks are learnt from."
             self._await(lambda: self.queue.depth() == 0, DRAIN_S, message)
             if self.config.validation.enabled and not self.config.is_shared:
-                self._await(self._all_is_judged, VALIDATE_S, "The last updates are validated.")
+                self._await(self._all_validated, VALIDATE_S, "The last updates are validated.")
         try:
             request(self.run_dir, "stop")
         except OSError:  # a full disk: a signal has the same effect
@@ -127,7 +127,7 @@ class WorkerWatch:
             self.keep()
             time.sleep(0.1)
 
-    def _await(self, condition: Callable[[], bool], seconds: float, doing: str) -> None:
+    def _await(self, condition: Callable[[], bool], seconds: float, phase: str) -> None:
         """Wait until a condition holds, the worker is gone, the run is stopped, or the time is up."""
         until, reported = time.monotonic() + seconds, False
         while time.monotonic() < until and self.keep():
@@ -138,10 +138,10 @@ class WorkerWatch:
                 return
             if not reported:
                 reported = True
-                self.event("phase", doing, name="ending")
+                self.event("phase", phase, name="ending")
             time.sleep(self.config.poll_interval_s)
 
-    def _all_is_judged(self) -> bool:
+    def _all_validated(self) -> bool:
         result = self.queue.get("validation")
         cannot_be = isinstance(result, dict) and "missing" in result
         return not self.queue.get("ending") and (cannot_be or self.queue.get("candidate") is None)
@@ -245,12 +245,12 @@ class FailureWatch:
     """
 
     event: Callable[..., object]
-    _in_a_row: int = 0
+    _consecutive: int = 0
 
     def look(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
-            self._in_a_row = self._in_a_row + 1 if answer.error else 0
-            if self._in_a_row == FAILURES:
+            self._consecutive = self._consecutive + 1 if answer.error else 0
+            if self._consecutive == FAILURES:
                 message = f"The last {FAILURES} requests all failed in the environment: {answer.error}"
                 evidence = [s.trajectory.id for s in answer.samples if s.trajectory is not None]
                 self.event("alert", message, detector="environment", trajectories=evidence)

@@ -195,7 +195,7 @@ class PooledWeights(WeightFollower):
         self._work = ThreadPoolExecutor(1, thread_name_prefix="versions")
         self._offered: _Offered | None = None
         self._not_before = 0.0
-        self._told = ""
+        self._last_message = ""
 
     @property
     def waits(self) -> bool:
@@ -234,7 +234,7 @@ class PooledWeights(WeightFollower):
             if chosen == self.version:
                 yield chosen
                 return
-            adapter = self._publisher.hold(chosen) or self._given_now(chosen)
+            adapter = self._publisher.hold(chosen) or self._load_now(chosen)
             try:
                 with self._agent.acting_as(adapter):
                     yield chosen
@@ -253,8 +253,8 @@ class PooledWeights(WeightFollower):
 
     def _offer(self, version: int, manifest: Manifest | None, tensors: dict[str, Tensor]) -> None:
         with self.holding(tensors):
-            said = self._publisher.probe(self._model)
-        adapter = self._work.submit(self._publisher.offer, self._model, version, said, tensors, patient=True)
+            probe = self._publisher.probe(self._model)
+        adapter = self._work.submit(self._publisher.offer, self._model, version, probe, tensors, patient=True)
         self._offered = _Offered(version, manifest, tensors, adapter)
 
     def _change(self) -> Manifest | None:
@@ -284,29 +284,29 @@ class PooledWeights(WeightFollower):
         self._work.submit(self._retire)
         return offered.manifest
 
-    def _given_now(self, version: int) -> Adapter:
+    def _load_now(self, version: int) -> Adapter:
         """Offer an older version, whose weights are in the model here, while the caller waits.
 
         Raises SnapshotError if the servers do not load it in time.
         """
         tensors = {name: parameter.data for name, parameter in self._parameters.items()}
-        said = self._publisher.probe(self._model)
-        given = self._work.submit(self._publisher.offer, self._model, version, said, tensors)
+        probe = self._publisher.probe(self._model)
+        offer = self._work.submit(self._publisher.offer, self._model, version, probe, tensors)
         try:
-            return given.result(timeout=self._agent.pool.request_timeout_s)
+            return offer.result(timeout=self._agent.pool.request_timeout_s)
         except TimeoutError:
-            if not given.cancel():
-                given.add_done_callback(self._give_up)
+            if not offer.cancel():
+                offer.add_done_callback(self._give_up)
             raise SnapshotError("the rollout servers are taking in another one. Try again later.") from None
         except (AdapterError, ServerRefusal) as problem:
             raise SnapshotError(str(problem)) from problem
         finally:
             self._work.submit(self._retire)
 
-    def _give_up(self, given: Future[Adapter]) -> None:
+    def _give_up(self, offer: Future[Adapter]) -> None:
         """Release a version that was loaded too late."""
-        if not given.cancelled() and given.exception() is None:
-            self._publisher.release(given.result())
+        if not offer.cancelled() and offer.exception() is None:
+            self._publisher.release(offer.result())
 
     def _retire(self) -> None:
         try:
@@ -318,6 +318,6 @@ class PooledWeights(WeightFollower):
 
     def _tell(self, sentence: str) -> None:
         """Report a message unless it repeats the last one."""
-        if sentence != self._told:
-            self._told = sentence
+        if sentence != self._last_message:
+            self._last_message = sentence
             self._on_problem(sentence)

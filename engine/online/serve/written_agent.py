@@ -41,13 +41,13 @@ class WrittenAgent:
         raise RequestDropped("a conversation has one turn")
 
     def tokens(self, row: int) -> TokenArrays:
-        written = self._rows[row]
-        start, count = len(written.prompt), len(written.tokens)
+        answer = self._rows[row]
+        start, count = len(answer.prompt), len(answer.tokens)
         agent = np.arange(start + count) >= start
         return TokenArrays(
-            token_ids=np.array([*written.prompt, *written.tokens], np.int32),
+            token_ids=np.array([*answer.prompt, *answer.tokens], np.int32),
             agent_mask=agent,
-            logprobs=np.array([0.0] * start + written.logprobs, np.float32),
+            logprobs=np.array([0.0] * start + answer.logprobs, np.float32),
             turn=np.where(agent, 0, -1).astype(np.int16),
         )
 

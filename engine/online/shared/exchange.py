@@ -49,35 +49,35 @@ class Exchange:
     def read(self, name: str) -> bytes | None:
         """Return the content of a file, None if it does not exist."""
         with self._readable_errors("read"):
-            files, at = self._find(name)
+            files, path = self._find(name)
             try:
-                return files.cat_file(at)
+                return files.cat_file(path)
             except FileNotFoundError:
                 return None
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file atomically, and durably if the exchange is a local folder."""
         with self._readable_errors("written"):
-            files, at = self._find(name)
+            files, path = self._find(name)
             if "file" in ((files.protocol,) if isinstance(files.protocol, str) else files.protocol):
-                make_folder(Path(at).parent)
-                replace_file(Path(at), data)
+                make_folder(Path(path).parent)
+                replace_file(Path(path), data)
             else:
-                files.pipe_file(at, data)
+                files.pipe_file(path, data)
 
     def names(self, folder: str) -> list[str]:
         with self._readable_errors("listed"):
-            files, at = self._find(folder)
+            files, path = self._find(folder)
             files.invalidate_cache()
             try:
-                return sorted(posixpath.basename(f) for f in files.ls(at, detail=False))
+                return sorted(posixpath.basename(f) for f in files.ls(path, detail=False))
             except FileNotFoundError:
                 return []
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(Exception):
-            files, at = self._find(name)
-            files.rm_file(at)
+            files, path = self._find(name)
+            files.rm_file(path)
 
     def _find(self, name: str) -> tuple[Any, str]:
         """Return the file system and the path of a file."""

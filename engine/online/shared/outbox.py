@@ -65,7 +65,7 @@ class QueueLink:
     tell: Callable[[str], None] = log.warning
 
     def __post_init__(self) -> None:
-        self._told = -1
+        self._reported = -1
         """The last recorded row that was reported to the shared queue."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="queue-link", daemon=True)
@@ -92,10 +92,10 @@ class QueueLink:
             end = rows[-1].n
         (self.shown or self.outbox).elsewhere = self.shared.depth()
         recorded = int(self.outbox.get("recorded", 0))
-        if recorded != self._told:
+        if recorded != self._reported:
             self.shared.record(self.engine, recorded)
             self.outbox.prune_journal(recorded)
-            self._told = recorded
+            self._reported = recorded
 
     def close(self) -> None:
         """Synchronise once more if possible, and close both queues."""

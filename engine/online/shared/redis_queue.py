@@ -46,7 +46,7 @@ JOURNAL_KEPT = 50_000
 """Journal rows kept for engines that have not read them."""
 _START = uuid.uuid4().hex
 """Identifies this process together with its pid, so that it can take back its own lease."""
-_told: set[str] = set()
+_reported_notes: set[str] = set()
 """Messages about servers that this process has already reported."""
 
 
@@ -77,7 +77,7 @@ class RedisQueue:
         self._lease_ms = max(1, int(lease_s * 1000))
         self._tell = tell
         self._process = process or f"{_START}:{os.getpid()}"
-        self._who = f"process {os.getpid()} on {socket.gethostname()}"
+        self._owner = f"process {os.getpid()} on {socket.gethostname()}"
         try:
             self._redis: Any = connect(url, timeout_s)
         except (RedisMissing, ValueError) as error:
@@ -130,7 +130,7 @@ class RedisQueue:
             taken = pipe.zrange(self._key("taken"), 0, -1, withscores=True)
             pipe.multi()
             pipe.hset(self._key("holder"), mapping={"token": token, "process": self._process, "call": 0})
-            pipe.set(self._key("lease"), self._who, px=self._lease_ms)
+            pipe.set(self._key("lease"), self._owner, px=self._lease_ms)
             for task, seq in taken:
                 pipe.zadd(self._key("waiting"), {task: seq})
                 pipe.hset(self._key(f"task:{task.decode()}"), "state", "queued")
@@ -158,8 +158,8 @@ class RedisQueue:
             pipe.zadd(self._key("taken"), {name: seq})
             pipe.hset(task, "state", "taken")
             pipe.hincrby(task, "attempts", 1)
-            whole = xxhash.xxh3_128_hexdigest(payload or b"") == (checksum or b"").decode()
-            return QueuedTask(name.decode(), int(version), int(attempts) + 1, payload or b"", whole)
+            intact = xxhash.xxh3_128_hexdigest(payload or b"") == (checksum or b"").decode()
+            return QueuedTask(name.decode(), int(version), int(attempts) + 1, payload or b"", intact)
 
         return self._as_worker(change)
 
@@ -179,36 +179,36 @@ class RedisQueue:
                     raise _AlreadySettled(str(was_settled(settled)))
                 numbers[task.id] = next(n for n in seq if n is not None)
             last = int(pipe.get(self._key("journal_n")) or 0)
-            made = [JournalRow(n, row) for n, row in enumerate(rows, last + 1)]
+            journal_rows = [JournalRow(n, row) for n, row in enumerate(rows, last + 1)]
             pipe.multi()
             for task in settled:
                 self._settle(pipe, task, numbers[task.id])
-            for row in made:
+            for row in journal_rows:
                 pipe.xadd(self._key("journal"), {"row": json.dumps(row.row)}, id=f"{row.n}-0", maxlen=JOURNAL_KEPT)
             pipe.incrby(self._key("journal_n"), len(rows))
             if meta:
                 pipe.hset(self._key("facts"), mapping={k: json.dumps(v) for k, v in meta.items()})
-            return made
+            return journal_rows
 
-        made = self._as_worker(change, "taken", "journal_n")
+        journal_rows = self._as_worker(change, "taken", "journal_n")
         if any(task.outcome == "refused" for task in settled):
             with self._readable_errors():
                 end = REFUSED_KEPT + len(settled)
                 for old in self._redis.zrevrange(self._key("settled:refused"), REFUSED_KEPT, end):
                     self._redis.hdel(self._key(f"task:{old.decode()}"), "payload")
-        return made
+        return journal_rows
 
     def _settle(self, pipe: Any, task: Settled, seq: float) -> None:
         """Add the commands that settle a task to a transaction."""
-        key, where = self._key(f"task:{task.id}"), self._key(f"settled:{task.outcome}")
+        key, settled = self._key(f"task:{task.id}"), self._key(f"settled:{task.outcome}")
         pipe.zrem(self._key("waiting"), task.id)
         pipe.zrem(self._key("taken"), task.id)
         pipe.hset(key, mapping={"state": task.outcome, "reason": task.reason})
         pipe.expire(key, SETTLED_S)
         if task.outcome != "refused":
             pipe.hdel(key, "payload")
-        pipe.zadd(where, {task.id: seq})
-        pipe.zremrangebyrank(where, 0, -1 - SETTLED_KEPT)
+        pipe.zadd(settled, {task.id: seq})
+        pipe.zremrangebyrank(settled, 0, -1 - SETTLED_KEPT)
 
     def continue_after(self, n: int) -> None:
         def change(pipe: Any) -> None:
@@ -238,13 +238,13 @@ class RedisQueue:
             return self._redis.zcard(self._key("waiting")) + self._redis.zcard(self._key("taken"))
 
     def tasks(self, state: str) -> list[tuple[str, str]]:
-        where = {"queued": "waiting", "taken": "taken"}.get(state, f"settled:{state}")
+        name = {"queued": "waiting", "taken": "taken"}.get(state, f"settled:{state}")
         with self._readable_errors():
-            ids = [i.decode() for i in self._redis.zrange(self._key(where), 0, -1)]
-            with self._redis.pipeline(transaction=False) as asked:
+            ids = [i.decode() for i in self._redis.zrange(self._key(name), 0, -1)]
+            with self._redis.pipeline(transaction=False) as pipe:
                 for i in ids:
-                    asked.hget(self._key(f"task:{i}"), "reason")
-                reasons = asked.execute()
+                    pipe.hget(self._key(f"task:{i}"), "reason")
+                reasons = pipe.execute()
         return [(i, (reason or b"").decode()) for i, reason in zip(ids, reasons, strict=True)]
 
     def payload(self, task_id: str) -> bytes | None:
@@ -320,8 +320,8 @@ class RedisQueue:
                 self._lost = str(error)
                 raise LeaseLost(str(error)) from error
 
-    def _lease_lost(self, why: str) -> LeaseLost:
-        return LeaseLost(f"The update queue at {address(self._url)} is not this worker's now: {why}.")
+    def _lease_lost(self, reason: str) -> LeaseLost:
+        return LeaseLost(f"The update queue at {address(self._url)} is not this worker's now: {reason}.")
 
     def _change_lease(self, token: str, lease_ms: int | None) -> None:
         """Renew the lease, or return it (None). An expired lease is taken again unless another worker has taken it."""
@@ -333,7 +333,7 @@ class RedisQueue:
             if lease_ms is None:
                 pipe.delete(self._key("lease"))
             else:
-                pipe.set(self._key("lease"), self._who, px=lease_ms)
+                pipe.set(self._key("lease"), self._owner, px=lease_ms)
 
         self._transaction(change, "holder")
 
@@ -368,8 +368,8 @@ class RedisQueue:
         self._checked = True
         if self._tell is not None:
             for text in (f"The {fact.text}; {fact.cure}." for fact in facts if fact.state == "note"):
-                if text not in _told:
-                    _told.add(text)
+                if text not in _reported_notes:
+                    _reported_notes.add(text)
                     self._tell(text)
 
 

@@ -138,24 +138,24 @@ class SharedStore(RunStore):
             prune(self.folder.snapshots, self.config.keep_snapshots, [int(self.queue.get("validated", 0))])
 
     def fetch(self, state: str | None, candidate: str | None) -> int:
-        wanted = [name for name in (state, candidate) if name]
+        names = [name for name in (state, candidate) if name]
         if state is None or not self._fetch_state(state):
-            wanted += self._states()[:2]
-        for name in wanted:
+            names += self._states()[:2]
+        for name in names:
             self._fetch_state(name)
         used, _ = self._published()
         try:
             self.fetch_snapshot()
         except SnapshotError as error:
             self.tell(str(error))
-        offered = sorted(self._offered(), reverse=True)
-        for version, name in offered:
+        snapshots = sorted(self._offered(), reverse=True)
+        for version, name in snapshots:
             if version <= (pointed_version(self.folder.snapshots) or 0):
                 break
             if not used or version < used:
                 with contextlib.suppress(SnapshotError):
                     self._fetch(name)
-        return max([used, *(version for version, _ in offered)])
+        return max([used, *(version for version, _ in snapshots)])
 
     def _offered(self) -> list[tuple[int, str]]:
         names = self.exchange.names("snapshots")
@@ -163,9 +163,9 @@ class SharedStore(RunStore):
 
     def _fetch(self, name: str) -> None:
         try:
-            offered = _OFFERED.fullmatch(f"{name}.json")
+            match = _OFFERED.fullmatch(f"{name}.json")
             manifest = Manifest.from_bytes(self.exchange.read(f"snapshots/{name}.json") or b"")
-            if offered is None or int(offered[1]) != manifest.version:
+            if match is None or int(match[1]) != manifest.version:
                 raise ValueError("it is of another version")
         except ValueError as error:
             raise SnapshotError(f"Snapshot {name} has no readable manifest in {self.exchange.place}.") from error

@@ -74,7 +74,7 @@ def repair(path: Path, schema: str) -> str | None:
 
     Call it within `one_at_a_time`. Raises OSError or sqlite3.Error if no new file can be created.
     """
-    if not path.exists() or _whole(path):
+    if not path.exists() or _is_intact(path):
         return None
     aside = path.with_name(f"{path.stem}.damaged-{time.time_ns()}{path.suffix}")
     fresh = path.with_name(f"{path.name}.repaired")
@@ -93,7 +93,7 @@ def repair(path: Path, schema: str) -> str | None:
     )
 
 
-def _whole(path: Path) -> bool:
+def _is_intact(path: Path) -> bool:
     """Return whether all pages are intact. A file without tables is new or was emptied."""
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=30.0)) as db:

@@ -244,7 +244,7 @@ def prune(folder: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
     Returns the deleted versions.
     """
     kept = {*protect, pointed_version(folder)}
-    gone = []
+    removed = []
     for version in published_versions(folder)[:-keep]:
         path = folder / file_name(version)
         # An error means that a reader holds it or that it is already gone.
@@ -254,8 +254,8 @@ def prune(folder: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     path.unlink()
                     _manifest_path(folder, version).unlink(missing_ok=True)
-                gone.append(version)
-    return gone
+                removed.append(version)
+    return removed
 
 
 @dataclass

@@ -128,8 +128,8 @@ class SqliteQueue:
                 return None
             id_, version, attempts, payload, checksum, seq = row
             db.execute("UPDATE tasks SET state = 'taken', attempts = attempts + 1 WHERE seq = ?", (seq,))
-            whole = xxhash.xxh3_128_hexdigest(payload) == checksum
-            return QueuedTask(id_, version, attempts, payload, whole)
+            intact = xxhash.xxh3_128_hexdigest(payload) == checksum
+            return QueuedTask(id_, version, attempts, payload, intact)
 
     def settle(
         self,
@@ -244,9 +244,9 @@ class SqliteQueue:
                     raise
                 self.close()
                 self._open(check=True)
-                told = self.repaired or f"{error} The present file is used."
-                self._on_repaired(told)
-                raise QueueError(told) from error
+                message = self.repaired or f"{error} The present file is used."
+                self._on_repaired(message)
+                raise QueueError(message) from error
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:

@@ -121,9 +121,9 @@ def _append(
     if not text:
         return
     with open(path, "ab") as file:
-        whole = _whole_lines(path)[0]
-        if file.tell() > whole:  # a line that a crash or a full disk cut short
-            file.truncate(whole)
+        length = _whole_lines(path)[0]
+        if file.tell() > length:  # a line that a crash or a full disk cut short
+            file.truncate(length)
             file.seek(0, os.SEEK_END)
         file.write(text.encode())
         file.flush()

@@ -76,11 +76,11 @@ class OriginalLogits:
 
     def kl(self, policy_logits: Tensor) -> KLDirections:
         """Return the reverse and forward KL per token [A] between a policy's logits [A, V] and these distributions."""
-        here = self._changed(lambda kept: kept.to(policy_logits.device))
-        if here.top is not None:
-            return top_k_directions(policy_logits, here.top)
-        assert here.full is not None
-        return kl_directions(policy_logits, here.full)
+        moved = self._changed(lambda kept: kept.to(policy_logits.device))
+        if moved.top is not None:
+            return top_k_directions(policy_logits, moved.top)
+        assert moved.full is not None
+        return kl_directions(policy_logits, moved.full)
 
     def finite(self) -> bool:
         """Return whether no value is NaN or +∞. −∞ (an impossible token) is allowed."""
@@ -203,8 +203,8 @@ class UpdateTask:
         """
         try:
             header = _header(data)
-            named = {"request": int(header["request"]), "trajectories": [str(t) for t in header["trajectories"]]}
-            return named | ({"engine": str(header["engine"])} if header["engine"] else {})
+            origin = {"request": int(header["request"]), "trajectories": [str(t) for t in header["trajectories"]]}
+            return origin | ({"engine": str(header["engine"])} if header["engine"] else {})
         except (KeyError, ValueError, TypeError):
             return {}
 

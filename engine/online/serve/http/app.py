@@ -49,53 +49,55 @@ class Api:
     # -------------------------------------------------------------------------------------------------- handlers
 
     async def chat(self, request: HttpRequest) -> Response:
-        asked = read(ChatRequest, await self.guard.json_body(request))
-        if (asked.messages is None) == (asked.task_data is None):
+        body = read(ChatRequest, await self.guard.json_body(request))
+        if (body.messages is None) == (body.task_data is None):
             raise HttpProblem(400, "give messages, or task_data, and not both", param="messages")
-        if asked.top_logprobs and not asked.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise HttpProblem(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-        tools = tools_of(asked)
-        wanted = wanted_of(asked, tools)
-        if asked.messages is not None:
-            row, talk = await asyncio.to_thread(self._row, self._source(request, asked), asked, asked.messages, tools)
+        tools = tools_of(body)
+        wanted = wanted_of(body, tools)
+        if body.messages is not None:
+            row, conversation = await asyncio.to_thread(
+                self._row, self._source(request, body), body, body.messages, tools
+            )
         else:
-            row, talk = {"task_data": await asyncio.to_thread(self.uploads.task, asked.task_data or {})}, None
-        limit = asked.max_completion_tokens or asked.max_tokens
-        likeliest = (asked.top_logprobs or 0) if asked.logprobs else None
-        more = {"seed": asked.seed, "stop": asked.stops, "texts": asked.n or 1, "likeliest": likeliest}
-        ask = self._request(request, row, asked, limit, **more)
-        ask = replace(ask, conversation=talk, wanted=wanted)
+            row, conversation = {"task_data": await asyncio.to_thread(self.uploads.task, body.task_data or {})}, None
+        limit = body.max_completion_tokens or body.max_tokens
+        likeliest = (body.top_logprobs or 0) if body.logprobs else None
+        more = {"seed": body.seed, "stop": body.stops, "texts": body.n or 1, "likeliest": likeliest}
+        ask = self._request(request, row, body, limit, **more)
+        ask = replace(ask, conversation=conversation, wanted=wanted)
         self._check_texts(ask)
-        usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        usage = bool(body.stream_options and body.stream_options.include_usage)
         form = ChatForm(self._model_name(ask.version), self.backend.text_of_token, usage)
-        return await self._answer(asked, ask, request, form)
+        return await self._answer(body, ask, request, form)
 
     async def responses(self, request: HttpRequest) -> Response:
-        asked = read(ResponsesRequest, await self.guard.json_body(request))
-        messages = [ChatMessage(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
-        if asked.previous_response_id is not None:
-            before = self.backend.turn(self._source(request, asked), asked.previous_response_id)
+        body = read(ResponsesRequest, await self.guard.json_body(request))
+        messages = [ChatMessage(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+        if body.previous_response_id is not None:
+            before = self.backend.turn(self._source(request, body), body.previous_response_id)
             if before is None:
                 raise HttpProblem(
                     400,
-                    f"the response {asked.previous_response_id[:100]!r} is not remembered; only recent ones are, and "
+                    f"the response {body.previous_response_id[:100]!r} is not remembered; only recent ones are, and "
                     "only their caller continues them",
                     param="previous_response_id",
                     code="previous_response_not_found",
                 )
             earlier = [ChatMessage(role=m["role"], content=m["content"]) for m in before.messages]
-            if asked.instructions and earlier[0].role == "system":  # new instructions replace earlier ones
+            if body.instructions and earlier[0].role == "system":  # new instructions replace earlier ones
                 del earlier[0]
             messages = earlier + messages
-        if asked.instructions:
-            messages = [ChatMessage(role="system", content=asked.instructions), *messages]
-        row, talk = await asyncio.to_thread(self._row, self._source(request, asked), asked, messages)
-        ask = replace(self._request(request, row, asked, asked.max_output_tokens), conversation=talk)
+        if body.instructions:
+            messages = [ChatMessage(role="system", content=body.instructions), *messages]
+        row, conversation = await asyncio.to_thread(self._row, self._source(request, body), body, messages)
+        ask = replace(self._request(request, row, body, body.max_output_tokens), conversation=conversation)
         form = ResponseForm(self._model_name(ask.version), self.backend.text_of_token)
-        return await self._answer(asked, ask, request, form)
+        return await self._answer(body, ask, request, form)
 
-    async def _answer(self, asked: Asked, ask: Request, http: HttpRequest, form: ChatForm) -> Response:
-        if asked.stream:
+    async def _answer(self, body: Asked, ask: Request, http: HttpRequest, form: ChatForm) -> Response:
+        if body.stream:
             return self.engine.stream(ask, form)
         return JSONResponse(form.whole(await self.engine.answer(ask, http)))
 
@@ -112,14 +114,16 @@ class Api:
 
     async def feedback(self, request: HttpRequest) -> Response:
         """`POST /v1/feedback`: feedback on an answer."""
-        said = read(Feedback, await self.guard.json_body(request))
-        if said.verdict is None and said.answer is None and said.correction is None:
+        feedback = read(Feedback, await self.guard.json_body(request))
+        if feedback.verdict is None and feedback.answer is None and feedback.correction is None:
             raise HttpProblem(400, "give verdict (right or wrong), the right answer, or a correction", param="verdict")
         try:
-            return JSONResponse(dict(await self.backend.feedback(said, self.guard.source(request, said.source))))
+            return JSONResponse(
+                dict(await self.backend.feedback(feedback, self.guard.source(request, feedback.source)))
+            )
         except KeyError:
             raise HttpProblem(
-                404, f"the answer {said.id[:100]!r} is not remembered; only recent answers are", param="id"
+                404, f"the answer {feedback.id[:100]!r} is not remembered; only recent answers are", param="id"
             ) from None
         except ValueError as error:
             raise HttpProblem(400, str(error)) from None
@@ -165,67 +169,67 @@ class Api:
     # ------------------------------------------------------------------------------------ from the body to a task
 
     def _row(
-        self, source: str, asked: Asked, messages: list[ChatMessage], tools: Sequence[Mapping[str, object]] = ()
+        self, source: str, body: Asked, messages: list[ChatMessage], tools: Sequence[Mapping[str, object]] = ()
     ) -> tuple[dict[str, object], Conversation | None]:
         """Build the task of a conversation, and its prompt. Call it on a thread, because it would block other callers.
 
         The conversation is None if no running batch answers it. Raises HttpProblem.
         """
-        backend, talk = self.backend, told(messages)
+        backend, history = self.backend, told(messages)
         if tools and (problem := backend.tools_problem()):
             raise HttpProblem(400, f"tools: {problem}", param="tools", code="unsupported_value")
-        with_tools = bool(tools) or any(m["role"] == "tool" or "tool_calls" in m for m in talk)
+        with_tools = bool(tools) or any(m["role"] == "tool" or "tool_calls" in m for m in history)
         env_class = None if with_tools else backend.env_class
         row = row_of(messages, self.uploads, backend.environment, env_class, backend.sees)
         if with_tools:
-            row["task_data"] = {"messages": recorded(talk)}
-        if not backend.writes_text(row["env_class_path"], asked.ensemble):
+            row["task_data"] = {"messages": recorded(history)}
+        if not backend.writes_text(row["env_class_path"], body.ensemble):
             return row, None
         self._check_characters(sum(map(len, _texts(row["task_data"]))) + len(json.dumps(list(tools))))
         try:
-            made = backend.conversation(source, talk, tools, prompted=with_tools)
+            conversation = backend.conversation(source, history, tools, prompted=with_tools)
         except ChatTemplateError as error:
             raise template_problem(error) from None
-        self._check_tokens(len(made.prompt or ()))
-        return row, made
+        self._check_tokens(len(conversation.prompt or ()))
+        return row, conversation
 
-    def _source(self, request: HttpRequest, asked: Asked) -> str:
-        return self.guard.source(request, asked.user or asked.safety_identifier)
+    def _source(self, request: HttpRequest, body: Asked) -> str:
+        return self.guard.source(request, body.user or body.safety_identifier)
 
     def _request(
-        self, http: HttpRequest, row: Mapping[str, object], asked: Asked, max_tokens: int | None, **more: Any
+        self, http: HttpRequest, row: Mapping[str, object], body: Asked, max_tokens: int | None, **more: Any
     ) -> Request:
         """Build the request for the engine. more: further fields of `Sampling`. Raises HttpProblem."""
-        version = None if asked.model is None else self._version(asked.model)
+        version = None if body.model is None else self._version(body.model)
         try:
             request = parse_request(row, self.backend.environment)
         except RequestError as error:
             raise HttpProblem(400, str(error)) from error
         prompt = self._measured(request.row.task_data)
-        room = self.backend.max_trajectory_tokens
-        max_tokens = None if max_tokens is None else min(max_tokens, room)
-        sampling = Sampling(asked.temperature, max_tokens, asked.ensemble, **more)
-        longest = min(room, prompt + (max_tokens or room))
+        limit = self.backend.max_trajectory_tokens
+        max_tokens = None if max_tokens is None else min(max_tokens, limit)
+        sampling = Sampling(body.temperature, max_tokens, body.ensemble, **more)
+        longest = min(limit, prompt + (max_tokens or limit))
         return replace(
             request,
             sampling=sampling,
             version=version,
             tokens=self.backend.samples * longest,
             deadline=time.perf_counter() + self.backend.timeout_s,
-            source=self._source(http, asked),
+            source=self._source(http, body),
         )
 
     def _check_texts(self, ask: Request) -> None:
         """Raise HttpProblem for too many texts, or for settings of texts if the answer is not written as text."""
         sampling, wanted = ask.sampling, ask.wanted
-        asked = {
+        options = {
             "n": sampling.texts > 1,
             "stop": sampling.stop,
             "logprobs": sampling.likeliest is not None,
             "tools": wanted is not None and wanted.tools,
             "response_format": wanted is not None and wanted.json,
         }
-        name = next((name for name, given in asked.items() if given), None)
+        name = next((name for name, present in options.items() if present), None)
         if name is not None and not self.backend.writes_text(ask.row.env_class_path, sampling.ensemble):
             raise HttpProblem(
                 400,
@@ -268,9 +272,9 @@ class Api:
         if name == self.backend.model:
             return None
         base, _, version = name.rpartition("@")
-        named = int(version) if version.isascii() and version.isdigit() and len(version) <= 12 else None
-        if base == self.backend.model and named in self._versions():
-            return named
+        number = int(version) if version.isascii() and version.isdigit() and len(version) <= 12 else None
+        if base == self.backend.model and number in self._versions():
+            return number
         raise HttpProblem(
             404,
             f"the model {name[:200]!r} does not exist; there is {self.backend.model!r}, and its versions are listed by "
@@ -346,9 +350,9 @@ def make_app(api: Api) -> Starlette:
 
     async def no_route(request: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        where = f"{request.method[:20]} {request.url.path[:100]}"
+        endpoint = f"{request.method[:20]} {request.url.path[:100]}"
         if error.status_code == 405:
-            return HttpProblem(405, f"there is no {where}; {request.url.path[:100]} takes another method").response()
-        return HttpProblem(error.status_code, f"there is no {where}; there is {', '.join(paths)}").response()
+            return HttpProblem(405, f"there is no {endpoint}; {request.url.path[:100]} takes another method").response()
+        return HttpProblem(error.status_code, f"there is no {endpoint}; there is {', '.join(paths)}").response()
 
     return Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route})

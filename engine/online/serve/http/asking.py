@@ -102,18 +102,20 @@ class Engine:
     async def answer(self, request: Request, http: HttpRequest) -> Answer:
         """Return the engine's answer. A disconnect or a timeout cancels the request."""
         future = self._submit(request)
-        gone = asyncio.ensure_future(_disconnected(http))
+        disconnected = asyncio.ensure_future(_disconnected(http))
         try:
-            done, _ = await asyncio.wait({future, gone}, timeout=_left(request), return_when="FIRST_COMPLETED")
+            done, _ = await asyncio.wait(
+                {future, disconnected}, timeout=_seconds_left(request), return_when="FIRST_COMPLETED"
+            )
             if future in done:
                 return self._checked(request, future)
-            if gone in done:
+            if disconnected in done:
                 raise HttpProblem(499, "the caller has gone")
-            raise _late(request)
+            raise _timed_out(request)
         finally:
             request.cancelled.set()
             future.cancel()  # otherwise its error is logged as never retrieved
-            gone.cancel()
+            disconnected.cancel()
 
     def stream(self, request: Request, form: ChatForm) -> Response:
         """Stream the answer as server-sent events: each piece as it is written, and comments before the first."""
@@ -129,28 +131,28 @@ class Engine:
         future.add_done_callback(lambda _: arrived.put_nowait(None))
 
         async def pieces() -> AsyncIterator[str]:
-            begun, sent = False, False
+            started, sent = False, False
             try:
                 while True:
-                    wait = KEEP_ALIVE_S if sent else min(KEEP_ALIVE_S, _left(request))
+                    wait = KEEP_ALIVE_S if sent else min(KEEP_ALIVE_S, _seconds_left(request))
                     try:
                         item = await asyncio.wait_for(arrived.get(), wait)
                     except TimeoutError:
-                        if not sent and _left(request) <= 0:
-                            raise _late(request) from None
+                        if not sent and _seconds_left(request) <= 0:
+                            raise _timed_out(request) from None
                         yield ": waiting for an answer\n\n"
                         continue
                     if item is None:
                         break
                     number, piece = item
-                    if not begun:
-                        begun = True
+                    if not started:
+                        started = True
                         yield form.begin(number)
                     if piece.text:
                         sent = True
                         yield form.piece(piece)
                 answer = self._checked(request, future)
-                if not begun:
+                if not started:
                     yield form.begin(answer.request.number)
                 for part in form.rest(answer):
                     yield part
@@ -171,7 +173,7 @@ class Engine:
         if isinstance(error, PolicyAway):
             raise HttpProblem(503, f"{error}. Try again later.", retry_after_s=AWAY_AGAIN_S)
         if isinstance(error, RequestDropped):
-            raise _late(request)
+            raise _timed_out(request)
         if isinstance(error, NotAsWanted):
             raise HttpProblem(422, str(error), code="invalid_output")
         if isinstance(error, ChatTemplateError):
@@ -193,7 +195,7 @@ class Engine:
         return answer
 
 
-def _left(request: Request) -> float:
+def _seconds_left(request: Request) -> float:
     return max(0.0, (request.deadline or 0.0) - time.perf_counter())
 
 
@@ -203,7 +205,7 @@ async def _disconnected(request: HttpRequest) -> None:
         continue
 
 
-def _late(request: Request) -> HttpProblem:
+def _timed_out(request: Request) -> HttpProblem:
     waited = (request.deadline or 0.0) - request.arrived
     return HttpProblem(503, f"there was no answer within {round(waited, 1):g} s. Try again later.", retry_after_s=5)
 

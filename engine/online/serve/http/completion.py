@@ -48,10 +48,10 @@ class ChatForm:
             content = None if written.calls and not written.text else written.text
             message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
             if written.calls:
-                message["tool_calls"] = [_called(call) for call in written.calls]
+                message["tool_calls"] = [_tool_call(call) for call in written.calls]
             logprobs, reason = self._logprobs(written.scores), _finish_reason(answer, index)
             choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
-        return self._body("chat.completion", choices, usage=self._spent(answer), grpo_tui=answer_as_json(answer))
+        return self._body("chat.completion", choices, usage=self._usage_of(answer), grpo_tui=answer_as_json(answer))
 
     def begin(self, number: int) -> str:
         self.name(number)
@@ -59,10 +59,10 @@ class ChatForm:
 
     def piece(self, piece: Piece) -> str:
         """Return the event of a piece of text. The first piece of a text comes after the text's opening event."""
-        begun = self._begun(piece.index)
+        opening = self._begun(piece.index)
         characters, scores = self._sent[piece.index]
         self._sent[piece.index] = characters + len(piece.text), scores + len(piece.scores)
-        return begun + self._delta(piece)
+        return opening + self._delta(piece)
 
     def rest(self, answer: Answer) -> Iterator[str]:
         """Yield the parts of the texts that have not been sent yet."""
@@ -74,7 +74,7 @@ class ChatForm:
                 yield self.piece(Piece(text[:PIECE], index, scores))
                 text, scores = text[PIECE:], ()
             for place, call in enumerate(written.calls):
-                yield self._chunk({"tool_calls": [{"index": place, **_called(call)}]}, index)
+                yield self._chunk({"tool_calls": [{"index": place, **_tool_call(call)}]}, index)
 
     def end(self, answer: Answer) -> Iterator[str]:
         """Yield the finish reasons, the usage if requested, and the end mark."""
@@ -82,7 +82,7 @@ class ChatForm:
             facts: dict[str, Any] = {} if index else {"grpo_tui": answer_as_json(answer)}
             yield self._chunk({}, index, finish=_finish_reason(answer, index), **facts)
         if self._usage:
-            yield event(self._body("chat.completion.chunk", [], usage=self._spent(answer)))
+            yield event(self._body("chat.completion.chunk", [], usage=self._usage_of(answer)))
         yield "data: [DONE]\n\n"
 
     def _begun(self, index: int) -> str:
@@ -125,15 +125,15 @@ class ChatForm:
 
     def _scored(self, token: int, logprob: float) -> dict[str, object]:
         text = self._text_of_token(token)
-        whole = "\ufffd" not in text
-        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode()) if whole else None}
+        complete = "\ufffd" not in text
+        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode()) if complete else None}
 
     def _body(self, kind: str, choices: Sequence[Mapping[str, object]], **more: object) -> dict[str, Any]:
         head = {"id": self._identifier, "object": kind, "created": self._created, "model": self._model}
         return {**head, "choices": choices, **more}
 
     @staticmethod
-    def _spent(answer: Answer) -> dict[str, int]:
+    def _usage_of(answer: Answer) -> dict[str, int]:
         read, written = _tokens(answer)
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
@@ -152,8 +152,8 @@ class ResponseForm(ChatForm):
     def whole(self, answer: Answer) -> dict[str, Any]:
         if not self._identifier:
             self.name(answer.request.number)
-        cut = _finish_reason(answer, 0) == "length"
-        status = "incomplete" if cut else "completed"
+        truncated = _finish_reason(answer, 0) == "length"
+        status = "incomplete" if truncated else "completed"
         read, written = _tokens(answer)
         usage = {
             "input_tokens": read,
@@ -164,7 +164,7 @@ class ResponseForm(ChatForm):
         }
         return self._response(
             status=status,
-            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            incomplete_details={"reason": "max_output_tokens"} if truncated else None,
             output=[self._message(status, answer.text or "")],
             usage=usage,
             grpo_tui=answer_as_json(answer),
@@ -174,24 +174,24 @@ class ResponseForm(ChatForm):
         part = {"type": "output_text", "text": "", "annotations": []}
         item = self._message("in_progress", None)
         return (
-            self._named("response.created", response=self._response())
-            + self._named("response.in_progress", response=self._response())
-            + self._named("response.output_item.added", output_index=0, item=item)
-            + self._named("response.content_part.added", **self._place, part=part)
+            self._event("response.created", response=self._response())
+            + self._event("response.in_progress", response=self._response())
+            + self._event("response.output_item.added", output_index=0, item=item)
+            + self._event("response.content_part.added", **self._place, part=part)
         )
 
     def _delta(self, piece: Piece) -> str:
-        return self._named("response.output_text.delta", **self._place, delta=piece.text, logprobs=[])
+        return self._event("response.output_text.delta", **self._place, delta=piece.text, logprobs=[])
 
     def end(self, answer: Answer) -> Iterator[str]:
         done = self.whole(answer)
         [item] = done["output"]
-        yield self._named("response.output_text.done", **self._place, text=answer.text or "", logprobs=[])
-        yield self._named("response.content_part.done", **self._place, part=item["content"][0])
-        yield self._named("response.output_item.done", output_index=0, item=item)
-        yield self._named(f"response.{done['status']}", response=done)
+        yield self._event("response.output_text.done", **self._place, text=answer.text or "", logprobs=[])
+        yield self._event("response.content_part.done", **self._place, part=item["content"][0])
+        yield self._event("response.output_item.done", output_index=0, item=item)
+        yield self._event(f"response.{done['status']}", response=done)
 
-    def _named(self, kind: str, **values: object) -> str:
+    def _event(self, kind: str, **values: object) -> str:
         return f"event: {kind}\n" + event({"type": kind, "sequence_number": next(self._number), **values})
 
     def _message(self, status: str, text: str | None) -> dict[str, object]:
@@ -221,7 +221,7 @@ def _texts(answer: Answer) -> Sequence[Written]:
     return answer.written or (Written(answer.text or ""),)
 
 
-def _given(answer: Answer) -> list[Rollout]:
+def _written_samples(answer: Answer) -> list[Rollout]:
     """Return the rollouts of the caller's texts; empty if only neighbours gave the answer."""
     if answer.written:
         return answer.samples[: len(answer.written)]
@@ -230,21 +230,21 @@ def _given(answer: Answer) -> list[Rollout]:
 
 def _tokens(answer: Answer) -> tuple[int, int]:
     """Count the tokens that the texts' rollouts read (prompt and observations, once) and wrote."""
-    given = _given(answer)
-    written = sum(int(sample.agent_mask.sum()) for sample in given)
-    return (len(given[0]) - int(given[0].agent_mask.sum()) if given else 0), written
+    samples = _written_samples(answer)
+    written = sum(int(sample.agent_mask.sum()) for sample in samples)
+    return (len(samples[0]) - int(samples[0].agent_mask.sum()) if samples else 0), written
 
 
-def _called(call: Call) -> dict[str, object]:
+def _tool_call(call: Call) -> dict[str, object]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
 
 
 def _finish_reason(answer: Answer, index: int) -> str:
     """Return `tool_calls` for a text with calls, `length` if its rollout ran out of tokens or turns, else `stop`."""
-    given = _given(answer)
+    samples = _written_samples(answer)
     if _texts(answer)[index].calls:
         return "tool_calls"
-    shown = given[index].trajectory if given else None
+    shown = samples[index].trajectory if samples else None
     if shown is None:
         return "stop" if answer.text is not None else "length"
     cut = bool(shown.steps) and shown.steps[-1].stop_reason in ("token_limit", "turn_limit")

@@ -81,9 +81,9 @@ class Uploads:
         if value.startswith("data:"):
             return self.picture(value)
         allowed = (self.folder, *self.shared)
-        named = Path(value)
+        path = Path(value)
         try:
-            inside = named.is_absolute() and any(named.resolve().is_relative_to(f.resolve()) for f in allowed)
+            inside = path.is_absolute() and any(path.resolve().is_relative_to(f.resolve()) for f in allowed)
         except (OSError, ValueError, RuntimeError):
             inside = False
         if not inside:
@@ -139,8 +139,8 @@ def row_of(
         raise HttpProblem(
             400, "a picture can be asked about in one question, without turns before it", param="messages"
         )
-    talk = [{"role": m["role"], "content": _blocks(m["content"], m["pictures"])} for m in plain]
-    return {"env_class_path": CHAT_ENV, "env_config": {}, "task_data": {"messages": talk}}
+    task_messages = [{"role": m["role"], "content": _blocks(m["content"], m["pictures"])} for m in plain]
+    return {"env_class_path": CHAT_ENV, "env_config": {}, "task_data": {"messages": task_messages}}
 
 
 def _blocks(text: str, pictures: Sequence[str]) -> str | list[dict[str, str]]:
@@ -156,11 +156,11 @@ def told(messages: Sequence[ChatMessage]) -> list[Told]:
     open_calls: set[str] = set()
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
-        made: dict[str, object] = {"role": message.template_role, "content": message.text}
+        converted: dict[str, object] = {"role": message.template_role, "content": message.text}
         if message.tool_calls and message.role != "assistant":
             raise HttpProblem(400, f"{where}: only messages of the role assistant call tools", param="messages")
         if message.tool_calls:
-            made["tool_calls"] = [
+            converted["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
@@ -176,50 +176,50 @@ def told(messages: Sequence[ChatMessage]) -> list[Told]:
             if message.tool_call_id not in open_calls:
                 reason = f"{where}: tool_call_id must be the id of a call in a message of the assistant before it"
                 raise HttpProblem(400, reason, param="messages")
-            made["tool_call_id"] = message.tool_call_id
-            made |= {"name": message.name} if message.name else {}
-        found.append(made)
+            converted["tool_call_id"] = message.tool_call_id
+            converted |= {"name": message.name} if message.name else {}
+        found.append(converted)
     return found
 
 
 def recorded(messages: Sequence[Told]) -> list[dict[str, object]]:
     """Convert messages for a task, with calls as text."""
-    made = []
+    plain = []
     for message in messages:
         calls = [format_call(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
-        made.append({"role": message["role"], "content": "\n".join(filter(None, [message["content"], *calls]))})
-    return made
+        plain.append({"role": message["role"], "content": "\n".join(filter(None, [message["content"], *calls]))})
+    return plain
 
 
-def tools_of(asked: ChatRequest) -> tuple[dict[str, object], ...]:
+def tools_of(body: ChatRequest) -> tuple[dict[str, object], ...]:
     """Return the schemas of the tools that the prompt will show. Raises HttpProblem."""
-    if asked.tool_choice == "none":
+    if body.tool_choice == "none":
         return ()
-    return tuple(_schema(tool, f"tools[{i}].function") for i, tool in enumerate(asked.tools or ()))
+    return tuple(_schema(tool, f"tools[{i}].function") for i, tool in enumerate(body.tools or ()))
 
 
-def wanted_of(asked: ChatRequest, tools: Sequence[dict[str, Any]]) -> Wanted | None:
+def wanted_of(body: ChatRequest, tools: Sequence[dict[str, Any]]) -> Wanted | None:
     """Return the form of text that a caller asks for, if any. Raises HttpProblem."""
     names = tuple(tool["function"]["name"] for tool in tools)
     if len({*names}) < len(names):
         raise HttpProblem(400, "tools: two functions have the same name", param="tools")
     required: tuple[str, ...] = ()
-    if isinstance(asked.tool_choice, NamedTool):
-        required = (asked.tool_choice.function.name,)
+    if isinstance(body.tool_choice, NamedTool):
+        required = (body.tool_choice.function.name,)
         if required[0] not in names:
             raise HttpProblem(400, f"tool_choice: tools has no function {required[0][:100]!r}", param="tool_choice")
-    elif asked.tool_choice == "required":
+    elif body.tool_choice == "required":
         required = names
         if not names:
             raise HttpProblem(400, "tool_choice: required needs tools", param="tool_choice")
-    form = asked.response_format
+    form = body.response_format
     is_json = form is not None and form.type != "text"
     if not tools and not is_json:
         return None
     schema = None
     if form is not None and form.type == "json_schema":
         schema = _json_schema(form.json_schema.schema_ if form.json_schema is not None else None)
-    return Wanted(tuple(tools), required, asked.parallel_tool_calls is not False, is_json, schema)
+    return Wanted(tuple(tools), required, body.parallel_tool_calls is not False, is_json, schema)
 
 
 def _json_schema(schema: dict[str, object] | None) -> JsonSchema:
@@ -235,13 +235,13 @@ def _json_schema(schema: dict[str, object] | None) -> JsonSchema:
 
 
 def _schema(tool: ToolPart, where: str) -> dict[str, object]:
-    given = tool.function
-    parameters = given.parameters or {"type": "object", "properties": {}}
+    function = tool.function
+    parameters = function.parameters or {"type": "object", "properties": {}}
     properties = parameters.get("properties", {})
     if not isinstance(properties, dict) or not all(isinstance(p, dict) for p in properties.values()):
         raise HttpProblem(400, f"{where}.parameters.properties must be JSON schemas by name", param="tools")
-    made = {"name": given.name, "description": given.description or "", "parameters": parameters}
-    return {"type": "function", "function": made}
+    schema = {"name": function.name, "description": function.description or "", "parameters": parameters}
+    return {"type": "function", "function": schema}
 
 
 def _arguments(text: str, where: str) -> dict[str, object]:

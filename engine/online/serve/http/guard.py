@@ -65,8 +65,8 @@ class Guard:
 
     def _token(self, request: Request) -> int | None:
         """Return the index of the token that was sent; None if it is missing or unknown."""
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        sent = given.strip().encode()
+        kind, _, credentials = request.headers.get("authorization", "").partition(" ")
+        sent = credentials.strip().encode()
         known = [hmac.compare_digest(sent, token.encode()) for token in self.tokens]
         return known.index(True) if kind.lower() == "bearer" and any(known) else None
 

@@ -226,8 +226,8 @@ class ChatRequest(Asked):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(filter(None, given))
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(filter(None, stops))
 
 
 class ResponsesRequest(Asked):
@@ -276,8 +276,8 @@ def read(model: type[Model], data: Mapping[str, object]) -> Model:
     except ValidationError as error:
         # The union branch whose error is deepest is most likely the intended one.
         first = max(error.errors(include_url=False, include_input=False), key=lambda e: len(e["loc"]))
-        place = _path(first["loc"])
-        raise HttpProblem(400, f"{place or 'the body'}: {_reason(first)}", param=place or None) from None
+        path = _path(first["loc"])
+        raise HttpProblem(400, f"{path or 'the body'}: {_reason(first)}", param=path or None) from None
 
 
 _BRANCHES = ("text", "image", "NamedTool")
