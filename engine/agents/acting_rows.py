@@ -109,13 +109,13 @@ def _turn(
 ) -> list[tuple[np.ndarray, torch.Tensor]]:
     """Write random tokens as a turn. Returns the tokens of each row and its log-probs [ANSWERS, V] in the turn."""
     order, logits = rows.prepare(acting, int(history.length[acting].max()) + ANSWERS)
-    said = random.integers(0, vocabulary, (len(order), ANSWERS))
+    answers = random.integers(0, vocabulary, (len(order), ANSWERS))
     found = [logits]
     for step in range(ANSWERS - 1):
-        tokens = torch.as_tensor(said[:, step], device=decoder.device)[:, None]
+        tokens = torch.as_tensor(answers[:, step], device=decoder.device)[:, None]
         positions = torch.as_tensor(history.length[order] + step, device=decoder.device)[:, None]
         found.append(rows.feed(tokens, positions, int(history.length[order].max()) + step + 1))
-    history.append_turn(order, said, np.zeros(said.shape, np.float32), np.full(len(order), ANSWERS))
+    history.append_turn(order, answers, np.zeros(answers.shape, np.float32), np.full(len(order), ANSWERS))
     rows.fed(order, history.length[order] - 1)
     logprobs = torch.stack(found, 1).cpu().double().log_softmax(-1)
     return [(history.arrays(int(row)).token_ids, logprobs[place]) for place, row in enumerate(order)]

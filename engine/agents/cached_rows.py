@@ -44,7 +44,7 @@ class CachedRows:
         """Graphs for the current cache, on CUDA."""
         self._row_at = np.zeros(0, dtype=np.int64)
         """The row at each place."""
-        self._held = np.zeros(len(history.length), dtype=np.int64)
+        self._cached = np.zeros(len(history.length), dtype=np.int64)
         """Tokens of each row that the cache holds; 0 for a row without a place."""
 
     def sampling(self) -> AbstractContextManager[None]:
@@ -84,14 +84,14 @@ class CachedRows:
 
     def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
         """Record the end of a turn. tokens: how many tokens of each row have been fed."""
-        self._held[rows] = tokens
+        self._cached[rows] = tokens
 
     def compact(self, alive: torch.Tensor, living: int) -> torch.Tensor:
         """Keep only the alive places (bool `[n]`). Returns the old place of each, int64 `[living]`."""
         assert self._cache is not None, "`prepare` comes first"
-        wanted = np.zeros(len(self._row_at), dtype=bool)
-        wanted[: alive.numel()] = alive.cpu().numpy()
-        holes, movers = self._to_front(self._cache, wanted, living)
+        keep = np.zeros(len(self._row_at), dtype=bool)
+        keep[: alive.numel()] = alive.cpu().numpy()
+        holes, movers = self._to_front(self._cache, keep, living)
         kept = torch.arange(living)
         kept[holes] = movers
         return kept.to(alive.device)
@@ -109,14 +109,14 @@ class CachedRows:
         cache.keep(shared, capacity)
         self._cache, self._row_at = cache, rows.copy()
         self._renew_graphs(cache)
-        self._held[rows] = self._history.length[rows]
+        self._cached[rows] = self._history.length[rows]
         return rows, logits[shared]
 
     def _rebuild(self, cache: RowCache, rows: np.ndarray, placed: np.ndarray, capacity: int) -> None:
         """Keep only these rows. Rows without a place get one, with no tokens held."""
         place = {int(row): i for i, row in enumerate(self._row_at)}
         cache.keep(torch.tensor([place.get(int(row), 0) for row in rows]), capacity)
-        self._held[np.setdiff1d(np.arange(len(self._held)), rows[placed])] = 0
+        self._cached[np.setdiff1d(np.arange(len(self._cached)), rows[placed])] = 0
         self._row_at = rows.copy()
         self._renew_graphs(cache)
 
@@ -124,9 +124,9 @@ class CachedRows:
         if self._decoder.device.type == "cuda" and self._seen is None:
             self._graphs = DecodingGraphs(self._decoder, cache)
 
-    def _to_front(self, cache: RowCache, wanted: np.ndarray, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _to_front(self, cache: RowCache, keep: np.ndarray, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Swap the unwanted places among the first `n` with the wanted ones behind them; return both."""
-        holes, movers = np.nonzero(~wanted[:n])[0], np.nonzero(wanted[n:])[0] + n
+        holes, movers = np.nonzero(~keep[:n])[0], np.nonzero(keep[n:])[0] + n
         self._row_at[holes], self._row_at[movers] = self._row_at[movers], self._row_at[holes]
         first, second = torch.as_tensor(holes), torch.as_tensor(movers)
         if len(holes):
@@ -136,15 +136,15 @@ class CachedRows:
     def _feed_missing(self, cache: RowCache, order: np.ndarray) -> torch.Tensor:
         """Feed the tokens that the cache lacks, padded on the left; return the logits `[n, V]` after the last."""
         lengths, device = self._history.length[order], self._decoder.device
-        held = np.minimum(self._held[order], lengths - 1)
-        width = int((lengths - held).max())
+        cached = np.minimum(self._cached[order], lengths - 1)
+        width = int((lengths - cached).max())
         position = lengths[:, None] - width + np.arange(width)
-        position[position < held[:, None]] = -1
+        position[position < cached[:, None]] = -1
         tokens = np.take_along_axis(self._history.ids[order], position.clip(0), axis=1).astype(np.int64)
         longest, seen = int(lengths.max()), None
         if self._seen is not None:
             tokens[position < 0] = self._seen.filler  # padding is never an image token
         fed = torch.as_tensor(tokens, device=device)
         if self._seen is not None:
-            seen = self._seen.new_tokens(order, held, fed, position, longest)
+            seen = self._seen.new_tokens(order, cached, fed, position, longest)
         return self._decoder.forward(fed, torch.as_tensor(position, device=device), cache, longest, seen)

@@ -106,9 +106,9 @@ class ChatBridge:
             encoded = self.seen(messages, tools)
         except VisionError as problem:
             return problem
-        most = None if self.vision is None else self.vision.max_images
-        if most is not None and len(encoded.images) > most:
-            return VisionError(f"the prompt shows {len(encoded.images)} images, and model.max_images is {most}")
+        limit = None if self.vision is None else self.vision.max_images
+        if limit is not None and len(encoded.images) > limit:
+            return VisionError(f"the prompt shows {len(encoded.images)} images, and model.max_images is {limit}")
         return encoded
 
     def answer_seen(self, last_token: int | None, observation: str, pictures: Sequence[Picture]) -> Encoded:
@@ -122,12 +122,16 @@ class ChatBridge:
         return Encoded(self._after_own_end(tokens, last_token), images)
 
     def after(
-        self, last_token: int, messages: Sequence[Message], at: int, tools: Sequence[Mapping[str, object]] | None = None
+        self,
+        last_token: int,
+        messages: Sequence[Message],
+        index: int,
+        tools: Sequence[Mapping[str, object]] | None = None,
     ) -> list[int]:
         """Return the token ids from the end of the agent's turn `messages[at]`, which ended with `last_token`, to its
         next turn. Raises ChatTemplateError.
         """
-        marked: list[Message] = [*messages[:at], {"role": "assistant", "content": AGENT}, *messages[at + 1 :]]
+        marked: list[Message] = [*messages[:index], {"role": "assistant", "content": AGENT}, *messages[index + 1 :]]
         before, agent, rest = self.prompt_text(marked, tools).partition(AGENT)
         if not (before and agent and rest) or AGENT in rest:
             raise ChatTemplateError("the chat template does not show an assistant turn exactly once")
@@ -147,8 +151,8 @@ class ChatBridge:
         except ChatTemplateError:
             if len(messages) < 2 or messages[0].get("role") != "system":
                 raise
-            told, first, *rest = messages
-            content = with_text_before(text_of(told.get("content", "")), first.get("content", ""))
+            system, first, *rest = messages
+            content = with_text_before(text_of(system.get("content", "")), first.get("content", ""))
             joined: Message = {**first, "content": content}
             return self._render([joined, *rest], **options)
 
@@ -191,8 +195,8 @@ class ChatBridge:
         try:
             if self.vision is not None:
                 return self.vision.render(messages, **kwargs)
-            told = [{**m, "content": text_of(m.get("content", ""))} for m in messages]
-            text = self.tokenizer.apply_chat_template(told, tokenize=False, **kwargs)
+            plain = [{**m, "content": text_of(m.get("content", ""))} for m in messages]
+            text = self.tokenizer.apply_chat_template(plain, tokenize=False, **kwargs)
         except Exception as error:  # templates may raise anything (jinja's raise_exception)
             raise ChatTemplateError(
                 f"the chat template refused the conversation ({error}); model.chat_template names another"

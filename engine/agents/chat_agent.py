@@ -67,9 +67,9 @@ class ChatAgent(ABC):
 
         A text-only policy reads a placeholder instead of a picture.
         """
-        begun = [self.chat.begun(messages, tools) for messages in prompts]
+        encoded = [self.chat.begun(messages, tools) for messages in prompts]
         watched = None if self.watcher is None else self._watched(self.watcher, prompts, num_rollouts)
-        return self._open(self._tool_chat if tools else self.chat, begun, num_rollouts, seed, watched)
+        return self._open(self._tool_chat if tools else self.chat, encoded, num_rollouts, seed, watched)
 
     @abstractmethod
     def _open(
@@ -85,8 +85,8 @@ class ChatAgent(ABC):
     def _watched(self, watcher: LiveTexts, prompts: Sequence[Sequence[Message]], num_rollouts: int) -> BatchTexts:
         settings = self.config
         texts = [text_of(messages[-1].get("content", "")) if messages else "" for messages in prompts]
-        most = settings.max_trajectory_tokens if settings.max_new_tokens is None else settings.max_new_tokens
-        limit = min(settings.max_turn_tokens, most)
+        longest = settings.max_trajectory_tokens if settings.max_new_tokens is None else settings.max_new_tokens
+        limit = min(settings.max_turn_tokens, longest)
         return watcher.begin(texts, num_rollouts, limit * num_rollouts * len(prompts))
 
 

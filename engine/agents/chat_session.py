@@ -109,9 +109,9 @@ class ChatSession:
         self._max_new_tokens = max_new_tokens
         self._refused = {row: str(p) for row, p in enumerate(prompts) if isinstance(p, VisionError)}
         # A refused row needs one token, so that every row has a last one.
-        begun = [Encoded([chat.stop_ids[0]], ()) if isinstance(p, VisionError) else p for p in prompts]
-        self.history = TokenHistory([p.ids for p in begun])
-        self._shown = [tuple(ShownImage(image, -1) for image in p.images) for p in begun]
+        encoded = [Encoded([chat.stop_ids[0]], ()) if isinstance(p, VisionError) else p for p in prompts]
+        self.history = TokenHistory([p.ids for p in encoded])
+        self._shown = [tuple(ShownImage(image, -1) for image in p.images) for p in encoded]
         self._exhausted = np.zeros(len(prompts), dtype=bool)
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
@@ -126,7 +126,7 @@ class ChatSession:
     ) -> None:
         """Append observations with pictures. A picture that cannot be shown ends its own row."""
         vision = self.chat.vision
-        most = None if vision is None else vision.max_images
+        limit = None if vision is None else vision.max_images
         for row, observation, shown in zip(rows, observations, pictures, strict=True):
             if self._exhausted[row] or row in self._refused:
                 continue
@@ -139,7 +139,7 @@ class ChatSession:
             except VisionError as problem:
                 self._refused[row] = str(problem)
                 continue
-            too_many = most is not None and len(self._shown[row]) + len(images) > most
+            too_many = limit is not None and len(self._shown[row]) + len(images) > limit
             if end + len(tokens) >= self._limit or too_many:
                 self._exhausted[row] = True
                 continue

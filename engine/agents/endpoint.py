@@ -78,9 +78,9 @@ class EndpointAgent:
         seed: Seed = None,
     ) -> EndpointSession:
         """Open a session (`envs.agent.Agent`). The first one asks the server for a token. Raises ChatError."""
-        said = [[{**m, "content": text_of(m.get("content", ""))} for m in messages] for messages in prompts]
+        opening = [[{**m, "content": text_of(m.get("content", ""))} for m in messages] for messages in prompts]
         seeds = [(s, i) for s in seeds_of(seed, len(prompts)) for i in range(num_rollouts)]
-        rows = [_Conversation(list(said[i // num_rollouts]), *seeds[i]) for i in range(len(seeds))]
+        rows = [_Conversation(list(opening[i // num_rollouts]), *seeds[i]) for i in range(len(seeds))]
         session = EndpointSession(self, rows, list(tools or ()))
         if not self._answered and rows:
             asyncio.run(self._check(session.body(rows[0])))
@@ -126,54 +126,56 @@ class EndpointSession(AsyncAgentSession):
 
     async def act_alone(self, row: int) -> AgentTurn:
         """Let one row write its next turn. Raises ChatError."""
-        said = self.rows[row]
-        start = len(said.tokens)
+        conversation = self.rows[row]
+        start = len(conversation.tokens)
         try:
-            choice = await self.agent.api.ask(self.body(said))
+            choice = await self.agent.api.ask(self.body(conversation))
         except ChatError as problem:
             if problem.code not in REFUSED:
                 raise
             full = any(part in str(problem).lower() for part in FULL)
             return AgentTurn("", (start, start), "token_limit" if full else "refused", str(problem))
         message = choice["message"]
-        start = self._count(said, choice["usage"])
+        start = self._count(conversation, choice["usage"])
         calls = message.get("tool_calls") or []
-        said.ids = [str(call.get("id", "")) for call in calls]
+        conversation.ids = [str(call.get("id", "")) for call in calls]
         content = message.get("content") or ""
-        said.messages.append({"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})})
-        said.turns += 1
+        conversation.messages.append(
+            {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+        )
+        conversation.turns += 1
         reason = "turn_limit" if choice.get("finish_reason") == "length" else "stop"
-        return AgentTurn(_text(message), (start, len(said.tokens)), reason, server=self.agent.api.url)
+        return AgentTurn(_text(message), (start, len(conversation.tokens)), reason, server=self.agent.api.url)
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
         """Append observations: as the answer to the first call of the turn, or as a user message."""
         for row, text in zip(rows, observations, strict=True):
-            said = self.rows[row]
-            if not said.ids:
-                said.messages.append({"role": "user", "content": text})
-            for number, name in enumerate(said.ids):
+            conversation = self.rows[row]
+            if not conversation.ids:
+                conversation.messages.append({"role": "user", "content": text})
+            for number, name in enumerate(conversation.ids):
                 answer = text if number == 0 else "See the answer to the first call."
-                said.messages.append({"role": "tool", "tool_call_id": name, "content": answer})
+                conversation.messages.append({"role": "tool", "tool_call_id": name, "content": answer})
 
     def tokens(self, row: int) -> TokenArrays:
-        said = self.rows[row].tokens
-        count = len(said)
+        tokens = self.rows[row].tokens
+        count = len(tokens)
         return TokenArrays(
             token_ids=np.zeros(count, np.int32),
-            agent_mask=np.array([written for _, written in said], bool),
+            agent_mask=np.array([written for _, written in tokens], bool),
             logprobs=np.zeros(count, np.float32),
-            turn=np.array([turn for turn, _ in said], np.int16),
+            turn=np.array([turn for turn, _ in tokens], np.int16),
         )
 
-    def _count(self, said: _Conversation, usage: Mapping[str, object]) -> int:
+    def _count(self, conversation: _Conversation, usage: Mapping[str, object]) -> int:
         """Count the tokens of a turn and of the text before it. Returns the index of its first token."""
         before, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if not (isinstance(before, int) and isinstance(written, int) and 0 < max(before, written) < MOST_TOKENS):
             before, written, self.agent.counted = 0, 1, False
         # Thoughts are not sent again, so the next prompt may be shorter than the conversation.
-        said.tokens += [(said.turns - 1, False)] * (before - len(said.tokens))
-        start = len(said.tokens)
-        said.tokens += [(said.turns, True)] * max(written, 1)
+        conversation.tokens += [(conversation.turns - 1, False)] * (before - len(conversation.tokens))
+        start = len(conversation.tokens)
+        conversation.tokens += [(conversation.turns, True)] * max(written, 1)
         return start
 
 

@@ -123,11 +123,11 @@ class LiveBatch:
     def step(self) -> list[LiveRow]:
         """Write one token for every foreground row, or for the background rows if there are none. Returns the rows that
         are done, which have left the batch."""
-        gone = [row for row in self._rows if row.cancelled]
-        self._leave(gone)
+        cancelled = [row for row in self._rows if row.cancelled]
+        self._leave(cancelled)
         running = self._rows[: self.foreground] or self._rows
         if not running or self._cache is None:
-            return gone
+            return cancelled
         device = self._decoder.device
         positions = [len(row.prompt) + len(row.tokens) - 1 for row in running]
         longest = max(positions) + 1
@@ -143,7 +143,7 @@ class LiveBatch:
             self._draw(running, logits)
         done = [row for row in running if row.done]
         self._leave(done)
-        return gone + done
+        return cancelled + done
 
     def _encode(self, prompts: Sequence[Sequence[int]]) -> tuple[RowCache, torch.Tensor]:
         """Return a cache with the prompts, and the logits `[n, V]` after each."""
@@ -155,8 +155,8 @@ class LiveBatch:
             positions[i, width - len(prompt) :] = np.arange(len(prompt))
         cache = RowCache(self._decoder.num_layers, len(prompts), width)
         device = self._decoder.device
-        fed, at = torch.as_tensor(tokens, device=device), torch.as_tensor(positions, device=device)
-        return cache, self._decoder.forward(fed, at, cache, width)
+        fed, position = torch.as_tensor(tokens, device=device), torch.as_tensor(positions, device=device)
+        return cache, self._decoder.forward(fed, position, cache, width)
 
     def _draw(self, rows: Sequence[LiveRow], logits: torch.Tensor) -> None:
         """Draw the next token of each row from logits `[n, V]`. Rows with equal sampling are drawn together."""
@@ -186,20 +186,20 @@ class LiveBatch:
         count, front = len(self._rows), self.foreground
         if count == self._cache.rows or capacity > self._cache.capacity:
             self._cache.reserve(max(self._cache.rows, 2 * count, 4), max(capacity, self._cache.capacity), like=source)
-        at = count if row.background else front
-        if at < count:
-            self._cache.copy_row(self._cache, at, count)
-            self._rows.append(self._rows[at])
-            self._rows[at] = row
+        slot = count if row.background else front
+        if slot < count:
+            self._cache.copy_row(self._cache, slot, count)
+            self._rows.append(self._rows[slot])
+            self._rows[slot] = row
         else:
             self._rows.append(row)
-        self._cache.copy_row(source, place, at)
+        self._cache.copy_row(source, place, slot)
 
     def _leave(self, rows: Sequence[LiveRow]) -> None:
         """Fill the place of each finished row with the last foreground row, and that one's place with the last row."""
         for row in rows:
-            at, front, last = self._rows.index(row), self.foreground - 1, len(self._rows) - 1
-            holes = [at, last] if row.background else [at, front, last]
+            slot, front, last = self._rows.index(row), self.foreground - 1, len(self._rows) - 1
+            holes = [slot, last] if row.background else [slot, front, last]
             for to, origin in pairwise(holes):
                 if to != origin and self._cache is not None:
                     self._cache.copy_row(self._cache, origin, to)

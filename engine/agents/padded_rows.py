@@ -30,10 +30,10 @@ class PaddedRows:
         self._decoder = decoder
         self._history = history
         self._num_rollouts = num_rollouts
-        self._takes = inspect.signature(decoder.base.forward).parameters
+        self._parameters = inspect.signature(decoder.base.forward).parameters
         self._cache: Any = None
         self._cache_name = ""
-        self._there: torch.Tensor | None = None
+        self._attention_mask: torch.Tensor | None = None
         """Mask of the fed tokens that are not padding, int64 `[n, fed]`."""
 
     def sampling(self) -> AbstractContextManager[None]:
@@ -46,13 +46,13 @@ class PaddedRows:
         position = np.arange(int(lengths.max())) - (lengths.max() - lengths)[:, None]
         tokens = np.take_along_axis(self._history.ids[firsts], position.clip(0), axis=1).astype(np.int64)
         device = self._decoder.device
-        self._there = torch.as_tensor(position >= 0, device=device).long()
+        self._attention_mask = torch.as_tensor(position >= 0, device=device).long()
         logits = self._pass(torch.as_tensor(tokens, device=device), torch.as_tensor(position, device=device))
         return rows, logits[self._keep(torch.as_tensor(source, device=device))]
 
     def feed(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
-        assert self._there is not None, "`prepare` comes first"
-        self._there = torch.cat([self._there, torch.ones_like(tokens)], 1)
+        assert self._attention_mask is not None, "`prepare` comes first"
+        self._attention_mask = torch.cat([self._attention_mask, torch.ones_like(tokens)], 1)
         return self._pass(tokens, positions)
 
     def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
@@ -62,22 +62,22 @@ class PaddedRows:
         return self._keep(alive.nonzero()[:, 0])
 
     def clear(self) -> None:
-        self._cache = self._there = None
+        self._cache = self._attention_mask = None
 
     def _keep(self, places: torch.Tensor) -> torch.Tensor:
-        assert self._there is not None
+        assert self._attention_mask is not None
         self._cache.reorder_cache(places)
-        self._there = self._there[places]
+        self._attention_mask = self._attention_mask[places]
         return places
 
     def _pass(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        given: dict[str, object] = {"attention_mask": self._there, "position_ids": positions.clamp_min(0)}
-        given = {name: value for name, value in given.items() if name in self._takes}
+        arguments: dict[str, object] = {"attention_mask": self._attention_mask, "position_ids": positions.clamp_min(0)}
+        arguments = {name: value for name, value in arguments.items() if name in self._parameters}
         if self._cache is not None:
-            given[self._cache_name] = self._cache
-        if "logits_to_keep" in self._takes:
-            given["logits_to_keep"] = 1
-        output = self._decoder.base(input_ids=tokens, use_cache=True, **given)
+            arguments[self._cache_name] = self._cache
+        if "logits_to_keep" in self._parameters:
+            arguments["logits_to_keep"] = 1
+        output = self._decoder.base(input_ids=tokens, use_cache=True, **arguments)
         kept = [name for name in ALL_CACHE_NAMES if hasattr(getattr(output, name, None), "reorder_cache")]
         if not kept:
             raise UnsupportedModelError("it hands out no cache of rows")

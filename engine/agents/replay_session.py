@@ -30,25 +30,25 @@ class ReplaySession(TransformersSession):
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:
         turns: dict[int, AgentTurn] = {}
-        begun = list[int]()
+        started = list[int]()
         for row in rows:
             number = int(self.history.turns[row])
             if number >= len(self.recorded) or row in self._refused or self._exhausted[row]:
                 continue
             turn, start = self.recorded[number], int(self.history.length[row])
             count = len(turn.tokens)
-            at, tokens = np.array([row]), np.asarray(turn.tokens)[None]
-            self.history.append_turn(at, tokens, np.zeros((1, count), np.float32), np.array([count]))
+            rows_of_turn, tokens = np.array([row]), np.asarray(turn.tokens)[None]
+            self.history.append_turn(rows_of_turn, tokens, np.zeros((1, count), np.float32), np.array([count]))
             if turn.unfinished:
-                begun.append(row)
+                started.append(row)
                 self.history.turns[row] = number
             else:
                 turns[row] = AgentTurn(self.chat.decode(turn.tokens.tolist()), (start, start + count), turn.stop_reason)
-        free = [row for row in rows if row not in turns and row not in begun]
+        free = [row for row in rows if row not in turns and row not in started]
         if free:
             turns |= zip(free, super().act(free), strict=True)
-        if begun:
-            turns |= zip(begun, self._complete(begun, self.recorded[-1].tokens), strict=True)
+        if started:
+            turns |= zip(started, self._complete(started, self.recorded[-1].tokens), strict=True)
         return [turns[row] for row in rows]
 
     def _complete(self, rows: list[int], tokens: np.ndarray) -> list[AgentTurn]:
@@ -59,9 +59,9 @@ class ReplaySession(TransformersSession):
             rest = super().act(rows)
         finally:
             self.settings = settings
-        made = []
+        completed = []
         for row, turn in zip(rows, rest, strict=True):
             start, end = turn.token_span[0] - len(tokens), turn.token_span[1]
             text = self.chat.decode(self.history.ids[row, start:end].tolist())
-            made.append(replace(turn, text=text, token_span=(start, end)))
-        return made
+            completed.append(replace(turn, text=text, token_span=(start, end)))
+        return completed

@@ -77,14 +77,14 @@ class RowCache(Cache):
         """Make room for `rows` rows of `capacity` tokens and keep the content. like: a filled cache of the same model,
         for the shapes of an empty one."""
         stride = _rounded(capacity) + 1
-        held, kept = self.rows, min(self.capacity, _rounded(capacity))
+        used, kept = self.rows, min(self.capacity, _rounded(capacity))
         for layer, other in zip(self._row_layers, like._row_layers if like else self._row_layers, strict=True):
             old = layer.keys, layer.values
             for name, storage, shape in zip(("keys", "values"), old, (other.keys, other.values), strict=True):
                 assert shape is not None
                 new = shape.new_zeros(rows, shape.shape[1], stride, shape.shape[3])
-                if storage is not None and held:
-                    new[:held, :, :kept] = storage[:, :, :kept]
+                if storage is not None and used:
+                    new[:used, :, :kept] = storage[:, :, :kept]
                 setattr(layer, name, new)
             layer.is_initialized = True
         self.rows, self.capacity = rows, stride - 1

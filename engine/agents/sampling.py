@@ -116,8 +116,8 @@ def _truncated(logprobs: torch.Tensor, settings: SamplingSettings) -> torch.Tens
     """Set log-probs outside top-k, then outside top-p of the rest, and below min-p of the largest, to -inf."""
     vocabulary = logprobs.shape[-1]
     if 0 < settings.top_k < vocabulary:
-        least = logprobs.topk(settings.top_k, -1).values[:, -1:]
-        logprobs = logprobs.masked_fill(logprobs < least, -torch.inf)
+        threshold = logprobs.topk(settings.top_k, -1).values[:, -1:]
+        logprobs = logprobs.masked_fill(logprobs < threshold, -torch.inf)
     if settings.top_p < 1:
         ordered, order = logprobs.sort(-1, descending=True)
         probs = ordered.softmax(-1)
@@ -125,6 +125,6 @@ def _truncated(logprobs: torch.Tensor, settings: SamplingSettings) -> torch.Tens
         outside = probs.cumsum(-1) - probs >= settings.top_p
         logprobs = logprobs.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
     if settings.min_p > 0:
-        least = logprobs.amax(-1, keepdim=True) + math.log(settings.min_p)
-        logprobs = logprobs.masked_fill(logprobs < least, -torch.inf)
+        threshold = logprobs.amax(-1, keepdim=True) + math.log(settings.min_p)
+        logprobs = logprobs.masked_fill(logprobs < threshold, -torch.inf)
     return logprobs

@@ -68,14 +68,14 @@ class SeenRows:
         return np.array([0 if (p := self._positions[row]) is None else p.delta for row in rows], np.int64)
 
     def new_tokens(
-        self, rows: np.ndarray, held: np.ndarray, tokens: Tensor, places: np.ndarray, kv_length: int
+        self, rows: np.ndarray, cached: np.ndarray, tokens: Tensor, places: np.ndarray, kv_length: int
     ) -> SeenPass:
-        """Return the inputs of a pass that feeds each of `rows` the tokens after its first `held`.
+        """Return the inputs of a pass that feeds each of `rows` the tokens after its first `cached`.
 
         rows, held: int64 [n]. tokens: int64 [n, q]. places: int64 [n, q], of each token in its row, -1 for padding on
         the left. kv_length: L, the number of tokens in the cache afterwards.
         """
-        images = [image for row, n in zip(rows, held, strict=True) for image in self._after(int(row), int(n))]
+        images = [image for row, n in zip(rows, cached, strict=True) for image in self._after(int(row), int(n))]
         arguments = {"mm_encoder_outputs": self.model.tower.features(images)} if images else {}
         position_ids = self._position_ids(rows, places, tokens.device) if self.model.has_own_positions else None
         if not self.model.two_way or not images:
@@ -84,16 +84,16 @@ class SeenRows:
         width = min(kv_length, self._history.ids.shape[1])
         ids[:, :width] = self._history.ids[rows, :width]
         runs = self.model.runs(torch.as_tensor(ids, device=tokens.device))
-        at = torch.as_tensor(places, device=tokens.device)
-        queries = torch.where(at < 0, -1, runs.gather(1, at.clamp_min(0)))
+        positions = torch.as_tensor(places, device=tokens.device)
+        queries = torch.where(positions < 0, -1, runs.gather(1, positions.clamp_min(0)))
         return SeenPass(arguments, position_ids, queries, runs)
 
-    def _after(self, row: int, held: int) -> list[ModelImage]:
-        """Return the images whose tokens come after the first `held` of a row."""
+    def _after(self, row: int, cached: int) -> list[ModelImage]:
+        """Return the images whose tokens come after the first `cached` of a row."""
         shown = self.images[row]
         if not shown:
             return []
-        before = int((self._history.ids[row, :held] == self.model.image_id).sum())
+        before = int((self._history.ids[row, :cached] == self.model.image_id).sum())
         rest = []
         for one in shown:
             if before <= 0:

@@ -57,8 +57,8 @@ class TransformersSession(ChatSession):
         self.settings = settings
         self.num_rollouts = num_rollouts
         self._watched = watched
-        seeing = None if chat.vision is None else decoder.seeing
-        self._seen = None if seeing is None else SeenRows(seeing, self.history, self._shown)
+        vision_model = None if chat.vision is None else decoder.seeing
+        self._seen = None if vision_model is None else SeenRows(vision_model, self.history, self._shown)
         self._seeds = list(seeds)
         self._rows = rows_of(decoder, self.history, num_rollouts, settings.max_trajectory_tokens, self._seen)
         self._never = None if chat.vision is None else torch.tensor(chat.vision.never, device=decoder.device)
@@ -69,23 +69,23 @@ class TransformersSession(ChatSession):
 
         A row without room for another token writes nothing and stops with `token_limit`.
         """
-        able = [row for row in rows if row not in self._refused]
-        turns = dict(zip(able, self._act(np.asarray(able, dtype=np.int64)), strict=True))
-        for row in set(rows) - set(able):
+        accepted = [row for row in rows if row not in self._refused]
+        turns = dict(zip(accepted, self._act(np.asarray(accepted, dtype=np.int64)), strict=True))
+        for row in set(rows) - set(accepted):
             end = int(self.history.length[row])
             turns[row] = AgentTurn("", (end, end), "refused", self._refused[row])
         return [turns[row] for row in rows]
 
-    def _act(self, asked: np.ndarray) -> list[AgentTurn]:
-        starts = self.history.length[asked]
-        self._exhausted[asked[self._room(asked) <= 0]] = True
-        able = asked[~self._exhausted[asked]]
+    def _act(self, rows: np.ndarray) -> list[AgentTurn]:
+        starts = self.history.length[rows]
+        self._exhausted[rows[self._room(rows) <= 0]] = True
+        active = rows[~self._exhausted[rows]]
         ended = np.zeros(len(self.history.length), dtype=bool)
-        if able.size:
+        if active.size:
             with self._rows.sampling():
-                ended[able] = self._write_turn(able)
+                ended[active] = self._write_turn(active)
         turns = []
-        for row, start in zip(asked.tolist(), starts.tolist(), strict=True):
+        for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
             end = int(self.history.length[row])
             full = end == start or self._room(np.array([row]))[0] <= 0
             reason = "stop" if ended[row] else "token_limit" if full else "turn_limit"
@@ -112,14 +112,14 @@ class TransformersSession(ChatSession):
         when finished rows leave the batch, columns do not.
         """
         device = self.decoder.device
-        room = np.minimum(self.settings.max_turn_tokens, self._room(rows))
-        order, logits = self._rows.prepare(rows, int((self.history.length[rows] + room).max()))
+        remaining = np.minimum(self.settings.max_turn_tokens, self._room(rows))
+        order, logits = self._rows.prepare(rows, int((self.history.length[rows] + remaining).max()))
         n, lengths = len(order), self.history.length[order]
-        room = np.minimum(self.settings.max_turn_tokens, self._room(order))
-        steps = int(room.max())
+        remaining = np.minimum(self.settings.max_turn_tokens, self._room(order))
+        steps = int(remaining.max())
         uniform = self._uniform(order, steps)
 
-        limit = torch.as_tensor(room, device=device)
+        limit = torch.as_tensor(remaining, device=device)
         position = torch.as_tensor(lengths, device=device)
         column = torch.arange(n, device=device)
         alive = torch.ones(n, dtype=torch.bool, device=device)

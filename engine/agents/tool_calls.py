@@ -49,28 +49,28 @@ class NativeCalls:
         """Return the reader of a chat template that shows its tools; None for any other."""
         schema = {"type": "object", "properties": {"text": {"type": "string", "description": "?"}}}
         probe = {"type": "function", "function": {"name": PROBE, "description": "?", "parameters": schema}}
-        asked: Message = {"role": "user", "content": "?"}
+        question: Message = {"role": "user", "content": "?"}
         try:
-            if chat.vision is not None or PROBE not in (shown := chat.prompt_text([asked], [probe])):
+            if chat.vision is not None or PROBE not in (shown := chat.prompt_text([question], [probe])):
                 return None
-            prefix = chat.prompt_text([asked])
+            prefix = chat.prompt_text([question])
         except ChatTemplateError:
             return None
-        made = cls(chat.tokenizer, response_template(chat.tokenizer), prefix)
-        if not made._fits(chat, shown, [asked], probe):
-            made.problem = (
+        native = cls(chat.tokenizer, response_template(chat.tokenizer), prefix)
+        if not native._fits(chat, shown, [question], probe):
+            native.problem = (
                 "the chat template shows tools, but no parser fits its form of a call, so a call may be taken for the "
                 "final answer; model.tool_calls: json explains calls as JSON in the prompt"
             )
-        return made
+        return native
 
-    def _fits(self, chat: ChatBridge, shown: str, asked: Sequence[Message], probe: Mapping[str, object]) -> bool:
+    def _fits(self, chat: ChatBridge, shown: str, question: Sequence[Message], probe: Mapping[str, object]) -> bool:
         """Return whether a call by the template can be read, or for a template without calls whether its form is known.
 
         shown: the prompt with the probe.
         """
         called = ToolCall(PROBE, {"text": "a"})
-        if PROBE in (written := _rendered(chat, shown, asked, "", [called], [probe])):
+        if PROBE in (written := _rendered(chat, shown, question, "", [called], [probe])):
             call = self.read(written, [probe])
             return (call.name, call.arguments) == (PROBE, called.arguments)
         template = chat.tokenizer.chat_template
@@ -80,8 +80,8 @@ class NativeCalls:
         self, chat: ChatBridge, thought: str, calls: Sequence[ToolCall], tools: Sequence[Mapping[str, object]]
     ) -> str | None:
         """Return a turn with these calls in the form of the chat template; None if it cannot be read back."""
-        asked: list[Message] = [{"role": "user", "content": "?"}]
-        text = _rendered(chat, chat.prompt_text(asked, tools), asked, thought, calls, tools)
+        question: list[Message] = [{"role": "user", "content": "?"}]
+        text = _rendered(chat, chat.prompt_text(question, tools), question, thought, calls, tools)
         if chat.end_of_turn is not None:
             text = text.partition(str(chat.tokenizer.decode([chat.end_of_turn])))[0]
         first = self.read(text := text.strip(), tools)
@@ -115,8 +115,8 @@ class NativeCalls:
             found = [function for function in found if isinstance(function, dict)]
         except Exception:  # a malformed turn may raise anything: read it as plain text
             return
-        said = [parsed.get("reasoning_content"), parsed.get("content")]
-        thought = "\n".join(part.strip() for part in said if isinstance(part, str) and part.strip())
+        thoughts = [parsed.get("reasoning_content"), parsed.get("content")]
+        thought = "\n".join(part.strip() for part in thoughts if isinstance(part, str) and part.strip())
         for function in found:
             arguments = function.get("arguments") or {}
             if isinstance(arguments, str):
@@ -128,19 +128,19 @@ class NativeCalls:
 def _rendered(
     chat: ChatBridge,
     shown: str,
-    asked: Sequence[Message],
+    question: Sequence[Message],
     thought: str,
     calls: Sequence[ToolCall],
     tools: Sequence[Mapping[str, object]],
 ) -> str:
     """Return the turn with these calls after `shown`, the prompt. It is empty if the template writes no calls."""
-    made = [
+    tool_calls = [
         {"id": f"a1b2c3d4{i}", "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
         for i, call in enumerate(calls)
     ]
-    called: Any = {"role": "assistant", "content": thought, "tool_calls": made}
+    called: Any = {"role": "assistant", "content": thought, "tool_calls": tool_calls}
     try:
-        written = chat.prompt_text([*asked, called], tools, opened=False)
+        written = chat.prompt_text([*question, called], tools, opened=False)
     except ChatTemplateError:
         return ""
     return written[sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(written, shown, strict=False))) :]
@@ -148,9 +148,9 @@ def _rendered(
 
 def response_template(tokenizer: PreTrainedTokenizerBase) -> object:
     """Return the tokenizer's response template, or TRL's for its chat template; None without one."""
-    own = getattr(tokenizer, "response_template", None)
-    if own is not None:
-        return own
+    template = getattr(tokenizer, "response_template", None)
+    if template is not None:
+        return template
     from trl.chat_template_utils import add_response_schema
 
     try:
@@ -161,15 +161,15 @@ def response_template(tokenizer: PreTrainedTokenizerBase) -> object:
 
 def _written(text: str, tools: Sequence[Mapping[str, object]]) -> Iterator[ToolCall]:
     """Yield calls in forms other than a JSON object with a name."""
-    said = without_thoughts(text)
-    for match in (*_MISTRAL.finditer(said), *_HARMONY.finditer(said)):
+    visible = without_thoughts(text)
+    for match in (*_MISTRAL.finditer(visible), *_HARMONY.finditer(visible)):
         try:
-            arguments, _ = json.JSONDecoder().raw_decode(said, match.end())
+            arguments, _ = json.JSONDecoder().raw_decode(visible, match.end())
         except (ValueError, RecursionError):
             continue
         if isinstance(arguments, dict):
             yield ToolCall(match[1], arguments, text, _MARK.sub("\n", text[: match.start()]).strip())
-    for match in _FUNCTION.finditer(said):
+    for match in _FUNCTION.finditer(visible):
         name, body = match[1], match[2].strip()
         arguments = _json(body) if body.startswith("{") else _parameters(name, body, tools)
         if isinstance(arguments, dict):
@@ -190,9 +190,9 @@ def _python_calls(text: str, tools: Sequence[Mapping[str, object]]) -> list[Tool
             several: list[Any] = found.elts if isinstance(found, (ast.List, ast.Tuple)) else [found]
             for call in several:
                 name = ast.unparse(call.func)
-                given = dict(zip(_declared(name, tools), map(ast.literal_eval, call.args), strict=False))
-                given |= {keyword.arg + "": ast.literal_eval(keyword.value) for keyword in call.keywords}
-                calls.append(ToolCall(name, given, text, thought))
+                arguments = dict(zip(_declared(name, tools), map(ast.literal_eval, call.args), strict=False))
+                arguments |= {keyword.arg + "": ast.literal_eval(keyword.value) for keyword in call.keywords}
+                calls.append(ToolCall(name, arguments, text, thought))
         except (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError):
             return [ToolCall(None, {}, text, thought, "the call is not written as name(argument=value)")]
     return calls

@@ -29,11 +29,11 @@ COARSE = 0.3
 
 def check_vision(agent: TransformersAgent) -> None:
     """Raise VisionError if acting on a cache gives other log-probs than the model's own forward pass."""
-    seeing = agent.decoder.seeing
-    if agent.chat.vision is None or seeing is None:
+    vision_model = agent.decoder.seeing
+    if agent.chat.vision is None or vision_model is None:
         return
     with agent.settings(max_turn_tokens=3, max_trajectory_tokens=1 << 16, temperature=1.0):
-        session = agent.start([_asked(_noise(0))], 1, seed=0)
+        session = agent.start([_question(_noise(0))], 1, seed=0)
         assert isinstance(session, TransformersSession)
         first = session.act([0])[0]
         if first.stop_reason == "refused":
@@ -47,35 +47,38 @@ def check_vision(agent: TransformersAgent) -> None:
     session.close()
     mask = arrays.agent_mask[1:]
     off = float(np.abs(arrays.logprobs[1:] - expected)[mask].max(initial=0.0))
-    allowed = TOLERANCE.get(computed_in(seeing.model), COARSE)
+    allowed = TOLERANCE.get(computed_in(vision_model.model), COARSE)
     if not off <= allowed:
         raise VisionError(
-            f"{type(seeing.model).__name__} gives other log-probs when it acts on a cache than in one pass over the "
-            f"same conversation with its images ({off:.2g} nats apart, {allowed:g} allowed): it cannot learn from them"
+            f"{type(vision_model.model).__name__} gives other log-probs when it acts on a cache than in one pass over "
+            f"the same conversation with its images ({off:.2g} nats apart, {allowed:g} allowed): it cannot learn from "
+            "them"
         )
 
 
 def plain_logprobs(agent: TransformersAgent, token_ids: np.ndarray, images: list[ModelImage]) -> np.ndarray:
     """Return the log-probs of every token after the first, float64 [T - 1], by the model's own forward pass on ids,
     pixels and token types."""
-    seeing = agent.decoder.seeing
-    assert seeing is not None
-    model, device = seeing.model, agent.decoder.device
+    vision_model = agent.decoder.seeing
+    assert vision_model is not None
+    model, device = vision_model.model, agent.decoder.device
     ids = torch.as_tensor(token_ids.astype(np.int64), device=device)[None]
     known = inspect.signature(model.forward).parameters
-    kinds = {name: (ids == seeing.image_id).long() for name in ("token_type_ids", "mm_token_type_ids") if name in known}
+    kinds = {
+        name: (ids == vision_model.image_id).long() for name in ("token_type_ids", "mm_token_type_ids") if name in known
+    }
     pixels = {name: values.to(device) for name, values in stack_inputs(images).items()}
-    _forget_positions(seeing)
+    _forget_positions(vision_model)
     with inference(model):
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **kinds, **pixels).logits
     logprobs = logits[0, :-1].cpu().double().log_softmax(-1).gather(-1, ids[0, 1:, None].cpu())[:, 0]
     return logprobs.numpy()
 
 
-def _forget_positions(seeing: VisionModel) -> None:
+def _forget_positions(vision_model: VisionModel) -> None:
     """Reset the offset of the last conversation, which some models keep in the module."""
-    if hasattr(seeing.tower.body, "rope_deltas"):
-        seeing.tower.body.rope_deltas = None
+    if hasattr(vision_model.tower.body, "rope_deltas"):
+        vision_model.tower.body.rope_deltas = None
 
 
 def _noise(seed: int) -> Picture:
@@ -83,6 +86,6 @@ def _noise(seed: int) -> Picture:
     return Picture(f"noise-{seed}.png", lambda: pixels)
 
 
-def _asked(picture: Picture) -> list[Message]:
-    asked = TextBlock(type="text", text="What is it?")
-    return [Message(role="user", content=[ImageBlock(type="image", image=picture), asked])]
+def _question(picture: Picture) -> list[Message]:
+    question = TextBlock(type="text", text="What is it?")
+    return [Message(role="user", content=[ImageBlock(type="image", image=picture), question])]

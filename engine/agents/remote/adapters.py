@@ -114,12 +114,12 @@ class AdapterPublisher:
         """Versions that every server has to serve, oldest first."""
         self._proved: dict[str, Adapter] = {}
         """Versions that every available server serves, by name."""
-        self._unloaded = self._left_over()
+        self._unloaded = self._leftovers()
         """Folders of versions that no server serves any more."""
         self._users = Counter[str]()
-        self._counting = threading.RLock()
-        self._doing: Future[None] | None = None
-        self._ends = False
+        self._lock = threading.RLock()
+        self._running: Future[None] | None = None
+        self._closing = False
         pool.admit = self._admit
 
     def publish(self, model: PeftModel, step: int) -> Adapter:
@@ -157,9 +157,9 @@ class AdapterPublisher:
         try:
             name, folder = self._write(model, step, tensors)
         except (OSError, SafetensorError) as problem:
-            said = getattr(problem, "strerror", None) or problem
+            reason = getattr(problem, "strerror", None) or problem
             raise AdapterError(
-                f"the adapters of version {step} cannot be written to {self.folder} ({said}); "
+                f"the adapters of version {step} cannot be written to {self.folder} ({reason}); "
                 "rollouts.adapter_folder says where"
             ) from problem
         adapter = Adapter(name, step, folder, f"{self.served}/{name}", text)
@@ -170,14 +170,14 @@ class AdapterPublisher:
             self.release(adapter)
             self._unloaded.append(folder)
             raise
-        with self._counting:
+        with self._lock:
             self._proved[name] = adapter
         return adapter
 
     def retire(self) -> None:
         """Unload versions that are neither current nor in use. Their folders are deleted at the next call."""
         self._delete()
-        with self._counting:
+        with self._lock:
             kept = {*+self._users, "" if self.current is None else self.current.name}
             old = [a for a in self._wanted if a.name not in kept]
             self._wanted = [a for a in self._wanted if a.name in kept]
@@ -188,25 +188,25 @@ class AdapterPublisher:
 
     def hold(self, step: int) -> Adapter | None:
         """Return the version of this step, in use until released; None if the servers do not have it."""
-        with self._counting:
-            held = next((a for a in self._proved.values() if a.step == step), None)
-            if held is not None:
-                self.use(held)
-        return held
+        with self._lock:
+            adapter = next((a for a in self._proved.values() if a.step == step), None)
+            if adapter is not None:
+                self.use(adapter)
+        return adapter
 
     def use(self, adapter: Adapter) -> None:
-        with self._counting:
+        with self._lock:
             self._users[adapter.name] += 1
 
     def release(self, adapter: Adapter) -> None:
-        with self._counting:
+        with self._lock:
             self._users[adapter.name] -= 1
 
     def end(self) -> None:
         """Cancel calls of `offer` and `retire` on another thread (CancelledError)."""
-        self._ends = True
-        if self._doing is not None:
-            self._doing.cancel()
+        self._closing = True
+        if self._running is not None:
+            self._running.cancel()
 
     def close(self) -> None:
         async def unload() -> None:
@@ -220,10 +220,10 @@ class AdapterPublisher:
         self._wanted, self._proved, self.current = [], {}, None
 
     def _wait_for(self, work: Coroutine[None, None, None]) -> None:
-        self._doing = self.pool.begin(work)
-        if self._ends:
-            self._doing.cancel()
-        self._doing.result()
+        self._running = self.pool.begin(work)
+        if self._closing:
+            self._running.cancel()
+        self._running.result()
 
     # ------------------------------------------------------------------------------------------------ folders
 
@@ -249,7 +249,7 @@ class AdapterPublisher:
             shutil.rmtree(temporary, ignore_errors=True)
         return name, final
 
-    def _left_over(self) -> list[Path]:
+    def _leftovers(self) -> list[Path]:
         try:
             return [p for p in self.folder.iterdir() if self._is_own(p.name.removeprefix(TEMPORARY))]
         except OSError:
@@ -266,7 +266,7 @@ class AdapterPublisher:
     # ------------------------------------------------------------------------------------------------ in its loop
 
     async def _give(self, adapter: Adapter, wait_s: float | None) -> None:
-        with self._counting:
+        with self._lock:
             self._wanted = [*(a for a in self._wanted if a.name != adapter.name), adapter]
         try:
             await self.pool.each(self._admit)
@@ -274,7 +274,7 @@ class AdapterPublisher:
             await self.pool.take_in()
             await self.pool.wait_for_one(wait_s)
         except BaseException:
-            with self._counting:
+            with self._lock:
                 self._wanted = [a for a in self._wanted if a is not adapter]
             raise
 
@@ -310,9 +310,9 @@ class AdapterPublisher:
             prompt_logprobs=True,
         )
         patience_s = max(self.pool.request_timeout_s, ADMIN_TIMEOUT_S)
-        began = time.monotonic()
+        started = time.monotonic()
         answer = await client.patiently(lambda: client.generate(request, patience_s))
-        client.proved_in_s = time.monotonic() - began
+        client.proved_in_s = time.monotonic() - started
         mean = float(np.abs(np.asarray(answer.prompt_logprobs) - adapter.probe.logprobs).mean())
         if mean > self.tolerance:
             raise ServerRefusal(
@@ -320,9 +320,9 @@ class AdapterPublisher:
                 f"its log-probs differ by {mean:.2g} nats a token from the trainer's, and {self.tolerance:g} are "
                 "allowed (rollouts.probe_tolerance); serve model.base in the precision of model.compute"
             )
-        drawn, logprob = answer.token_ids[0], answer.logprobs[0]
+        token, logprob = answer.token_ids[0], answer.logprobs[0]
         expected = adapter.probe.next_logprobs
-        if drawn >= len(expected) or abs(logprob - float(expected[drawn])) > max(10 * self.tolerance, 1e-3):
+        if token >= len(expected) or abs(logprob - float(expected[token])) > max(10 * self.tolerance, 1e-3):
             raise ServerRefusal(
                 f"the log-probs of the server {client.url} are not those at the temperature that its tokens were drawn "
                 "at; start it with --logprobs-mode processed_logprobs"

@@ -60,8 +60,8 @@ class RemoteSession(ChatSession, AsyncAgentSession):
     async def act_alone(self, row: int) -> AgentTurn:
         """Let one row write its next turn. A row without room for a token writes nothing: `token_limit`."""
         start = int(self.history.length[row])
-        room = int(self._room(np.array([row]))[0])
-        if self._exhausted[row] or room <= 0:
+        remaining = int(self._room(np.array([row]))[0])
+        if self._exhausted[row] or remaining <= 0:
             self._exhausted[row] = True
             return AgentTurn("", (start, start), "token_limit", policy_version=self.adapter.step)
         prompt, rollout = divmod(row, self._num_rollouts)
@@ -69,7 +69,7 @@ class RemoteSession(ChatSession, AsyncAgentSession):
         request = GenerateRequest(
             model=self.adapter.name,
             token_ids=self.history.ids[row, :start].tolist(),
-            max_tokens=min(self._settings.max_turn_tokens, room),
+            max_tokens=min(self._settings.max_turn_tokens, remaining),
             request_id=f"{self._name}-{row}-{number}",
             temperature=self._settings.temperature,
             seed=seed_of(self._seeds[prompt], rollout, number),
@@ -77,9 +77,9 @@ class RemoteSession(ChatSession, AsyncAgentSession):
         )
         if self._watched is not None:
             self._watched.goes_on(row)
-        began = time.perf_counter()
+        started = time.perf_counter()
         answer = await self._pool.generate(request, self._homes[row])
-        self._spans.add(answer.server, began)
+        self._spans.add(answer.server, started)
         count = len(answer.token_ids)
         self.history.append_turn(
             np.array([row]),
@@ -87,7 +87,7 @@ class RemoteSession(ChatSession, AsyncAgentSession):
             np.array([answer.logprobs], dtype=np.float32),
             np.array([count]),
         )
-        reason = "stop" if answer.stopped else "token_limit" if count == room else "turn_limit"
+        reason = "stop" if answer.stopped else "token_limit" if count == remaining else "turn_limit"
         text = self.chat.decode(answer.token_ids)
         if self._watched is not None:
             self._watched.wrote(row, count, text)

@@ -149,22 +149,22 @@ class ServerClient:
         except httpx.InvalidURL as problem:
             raise ServerRefusal(f"rollouts.servers: {self.url} is no address of a server ({problem})") from problem
         except httpx.HTTPError as problem:
-            said = str(problem) or type(problem).__name__
-            raise ServerTrouble(f"it cannot be reached ({said[:120]})") from None
+            reason = str(problem) or type(problem).__name__
+            raise ServerTrouble(f"it cannot be reached ({reason[:120]})") from None
         if answer.status_code == 200:
             return answer.content
-        said = error_message(answer.content)
+        reason = error_message(answer.content)
         if answer.status_code in (429, 503):
-            wanted = _seconds(answer.headers.get("retry-after", ""))
-            raise ServerBusy(f"it is busy ({answer.status_code}: {said})", wanted)
+            retry_after_s = _seconds(answer.headers.get("retry-after", ""))
+            raise ServerBusy(f"it is busy ({answer.status_code}: {reason})", retry_after_s)
         if answer.status_code in (401, 403):
-            cure = KEY if answer.status_code == 401 else SCALE_OUT
-            raise ServerRefusal(f"the server {self.url} refuses {path} ({answer.status_code}: {said}); {cure}")
-        if answer.status_code in (404, 405) and path.endswith("lora_adapter") and "lora" not in said.lower():
+            advice = KEY if answer.status_code == 401 else SCALE_OUT
+            raise ServerRefusal(f"the server {self.url} refuses {path} ({answer.status_code}: {reason}); {advice}")
+        if answer.status_code in (404, 405) and path.endswith("lora_adapter") and "lora" not in reason.lower():
             raise ServerRefusal(f"the server {self.url} cannot load adapters; {LORA}")
         if answer.status_code in (400, 413, 422):
-            raise ServerRefusal(f"the server {self.url} refuses a request to {path} ({answer.status_code}: {said})")
-        raise ServerTrouble(f"it answered {answer.status_code} to {path} ({said})")
+            raise ServerRefusal(f"the server {self.url} refuses a request to {path} ({answer.status_code}: {reason})")
+        raise ServerTrouble(f"it answered {answer.status_code} to {path} ({reason})")
 
     @staticmethod
     def _field(body: bytes, name: str) -> object:

@@ -32,7 +32,7 @@ class Load:
     tokens: float = 0.0
     turns: float = 0.0
     in_flight: int = 0
-    _begun: float = 0.0
+    _start_times: float = 0.0
     """Sum of the start times of running turns."""
     _mean: float = 0.0
     """Running turns, averaged over about the duration of a turn."""
@@ -41,16 +41,16 @@ class Load:
     def begin(self) -> float:
         now = self._average()
         self.in_flight += 1
-        self._begun += now
+        self._start_times += now
         return now
 
-    def end(self, began: float, tokens: int = 0) -> None:
+    def end(self, started: float, tokens: int = 0) -> None:
         """End a turn with this many tokens (0: it failed)."""
         now = self._average()
         self.in_flight -= 1
-        self._begun -= began
+        self._start_times -= started
         if tokens:
-            self.seconds = REMEMBERED * self.seconds + now - began
+            self.seconds = REMEMBERED * self.seconds + now - started
             self.tokens = REMEMBERED * self.tokens + tokens
             self.turns = REMEMBERED * self.turns + 1
 
@@ -61,7 +61,7 @@ class Load:
 
     def slowness(self, usual_tokens: float) -> float | None:
         """Return seconds per token, including running turns with an assumed number of tokens."""
-        waited = (time.monotonic() - self._begun / self.in_flight) / usual_tokens if self.in_flight else 0.0
+        waited = (time.monotonic() - self._start_times / self.in_flight) / usual_tokens if self.in_flight else 0.0
         known = max(self.pace or 0.0, waited)
         return known or None
 
@@ -118,7 +118,7 @@ def spread(loads: Sequence[Load], prompts: int, rollouts: int, first: int) -> li
     total, crowds = sum(load.share for load in loads), [load.crowd() * load.share for load in loads]
     due = [max(0.0, loads[i].share / total * (count + sum(crowds)) - crowds[i]) for i in order]
     scale = count / sum(due) if sum(due) else 0.0
-    unit = rollouts if _alike(loads) else 1
+    unit = rollouts if _similar(loads) else 1
     placed: list[int] = []
     reached = 0.0
     for number, server in enumerate(order):
@@ -133,7 +133,7 @@ def better(loads: Sequence[Load], home: int, rollouts: int) -> int:
     """Return the server for a rollout's next turn. rollouts: number of rollouts of its prompt, by which the loads of
     similar servers may differ."""
     best = min(range(len(loads)), key=lambda i: (loads[i].crowd() + 1 / loads[i].share, i != home))
-    slack = rollouts if _alike(loads) else 0
+    slack = rollouts if _similar(loads) else 0
     if best == home or loads[home].crowd() - slack <= MOVE * (loads[best].crowd() + 1 / loads[best].share):
         return home
     loads[home].move(-1)
@@ -141,5 +141,5 @@ def better(loads: Sequence[Load], home: int, rollouts: int) -> int:
     return best
 
 
-def _alike(loads: Sequence[Load]) -> bool:
+def _similar(loads: Sequence[Load]) -> bool:
     return min(load.share for load in loads) * MOVE >= max(load.share for load in loads)

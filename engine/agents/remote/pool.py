@@ -85,7 +85,7 @@ class Server:
     """Whether its slowness was reported."""
     mismatch: float | None = None
     behind: float | None = None
-    _pause_began: float = 0.0
+    _paused_at: float = 0.0
 
     @property
     def up(self) -> bool:
@@ -95,20 +95,20 @@ class Server:
     def url(self) -> str:
         return self.client.url
 
-    def pause(self, busy: ServerBusy, asked: float) -> None:
+    def pause(self, busy: ServerBusy, sent: float) -> None:
         """Record a requested pause. Requests sent together count once. asked: the time of the request."""
-        if asked >= self._pause_began:
+        if sent >= self._paused_at:
             self.pauses += 1
-            self._pause_began = time.monotonic()
+            self._paused_at = time.monotonic()
         self.busy_until = max(self.busy_until, time.monotonic() + busy.pause_s(self.pauses - 1))
 
-    def answered(self, asked: float, tokens: int) -> None:
+    def answered(self, sent: float, tokens: int) -> None:
         """Record a turn with this number of tokens."""
         self.heard = time.monotonic()
         self.turns += 1
         self.tokens += tokens
         self.since_failure += 1
-        if asked >= self._pause_began:
+        if sent >= self._paused_at:
             self.pauses = 0
         if self.since_failure >= FORGIVEN:
             self.failures = 0
@@ -237,7 +237,7 @@ class ServerPool:
             try:
                 await action(server.client)
             except (ServerTrouble, ServerRefusal) as problem:
-                self._out(server, str(problem), problem if isinstance(problem, ServerRefusal) else None)
+                self._take_out(server, str(problem), problem if isinstance(problem, ServerRefusal) else None)
 
         await asyncio.gather(*(one(s) for s in self.servers if s.up))
 
@@ -285,19 +285,19 @@ class ServerPool:
         busy_until = time.monotonic() + max(self.wait_s, self.request_timeout_s)
         while True:
             server = await self._server(home, refused)
-            asked = time.monotonic()
+            sent = time.monotonic()
             try:
                 return await self._ask(server, request)
             except ServerBusy as problem:
-                server.pause(problem, asked)
+                server.pause(problem, sent)
                 if min((s.busy_until for s in self.servers if s.up), default=0.0) > busy_until:
                     raise NoServersLeft(f"rollout servers take no request: {server.url}: {problem.reason}") from None
             except ServerTrouble as problem:
                 failures.append(f"{server.url}: {problem.reason}")
-                self._out(server, problem.reason)
+                self._take_out(server, problem.reason)
                 if len(failures) >= max(ATTEMPTS, 2 * len(self.servers)):
-                    told = "; ".join(failures[-len(self.servers) :])
-                    raise NoServersLeft(f"a request failed {len(failures)} times, last with {told}") from None
+                    reasons = "; ".join(failures[-len(self.servers) :])
+                    raise NoServersLeft(f"a request failed {len(failures)} times, last with {reasons}") from None
             except ServerRefusal:
                 refused.add(server.url)
                 if all(s.url in refused for s in self.servers if s.up):
@@ -322,24 +322,24 @@ class ServerPool:
         return home.server if home.server in free else min(free, key=lambda s: s.load.crowd())
 
     async def _ask(self, server: Server, request: GenerateRequest) -> GenerateAnswer:
-        """Request one turn, with no time limit while its server works (`_look_after`)."""
-        began, tokens = server.load.begin(), 0
+        """Request one turn, with no time limit while its server works (`_watch`)."""
+        started, tokens = server.load.begin(), 0
         turn = asyncio.ensure_future(server.client.generate(request))
         try:
             while not (await asyncio.wait({turn}, timeout=self.request_timeout_s))[0]:
-                await self._look_after(server, request, began)
+                await self._watch(server, request, started)
             answer = turn.result()
             tokens = len(answer.token_ids)
-            server.answered(began, tokens)
+            server.answered(started, tokens)
             return dataclasses.replace(answer, server=server.url)
         finally:
             turn.cancel()
-            server.load.end(began, tokens)
+            server.load.end(started, tokens)
             if tokens:
                 balance([s.load for s in self.servers if s.up])
-                self._note_slow_ones()
+                self._note_slow_servers()
 
-    def _note_slow_ones(self) -> None:
+    def _note_slow_servers(self) -> None:
         paces = [s.load.pace for s in self.servers if s.up and s.load.pace]
         for server in self.servers:
             pace = server.load.pace or 0.0
@@ -351,29 +351,31 @@ class ServerPool:
                     False,
                 )
 
-    async def _look_after(self, server: Server, request: GenerateRequest, began: float) -> None:
+    async def _watch(self, server: Server, request: GenerateRequest, started: float) -> None:
         """Raise ServerTrouble for a long turn if its server writes nothing else either, or would have finished it at
         its usual pace."""
-        asked, pace = time.monotonic(), server.load.pace or 0.0
-        if asked - server.heard > self.request_timeout_s:
+        probed, pace = time.monotonic(), server.load.pace or 0.0
+        if probed - server.heard > self.request_timeout_s:
             sign = dataclasses.replace(
                 request, max_tokens=SIGN_TOKENS, request_id=f"probe-alive-{random.getrandbits(32):08x}"
             )
             try:
                 answer = await server.client.patiently(lambda: server.client.generate(sign, ADMIN_TIMEOUT_S))
             except ServerTrouble as problem:
-                if server.heard < asked:
-                    raise ServerTrouble(f"a turn is not done after {asked - began:.0f} s; {problem.reason}") from None
+                if server.heard < probed:
+                    raise ServerTrouble(
+                        f"a turn is not done after {probed - started:.0f} s; {problem.reason}"
+                    ) from None
             else:
                 server.heard = time.monotonic()
-                pace = max(pace, (server.heard - asked) / len(answer.token_ids))
-        if asked - began > OVERDUE * request.max_tokens * pace:
+                pace = max(pace, (server.heard - probed) / len(answer.token_ids))
+        if probed - started > OVERDUE * request.max_tokens * pace:
             raise ServerTrouble(
-                f"a turn of at most {request.max_tokens} tokens is not done after {asked - began:.0f} s, "
+                f"a turn of at most {request.max_tokens} tokens is not done after {probed - started:.0f} s, "
                 f"at {pace:.2g} s a token for others"
             )
 
-    def _out(self, server: Server, reason: str, refusal: ServerRefusal | None = None) -> None:
+    def _take_out(self, server: Server, reason: str, refusal: ServerRefusal | None = None) -> None:
         if not server.up:
             return
         server.why_out, server.refusal = reason, refusal
@@ -386,7 +388,7 @@ class ServerPool:
         server.retried = True
 
         async def again() -> None:
-            began = time.monotonic()
+            started = time.monotonic()
             while not server.up and not server.left:
                 await asyncio.sleep(PROBE_S * 2 ** min(max(server.failures - 1, 0), MOST_DOUBLINGS))
                 await self._try(server)
@@ -394,7 +396,7 @@ class ServerPool:
             if server.left:
                 return
             server.load.forget()
-            self._tell(f"rollout server {server.url} is back after {time.monotonic() - began:.0f} s", True)
+            self._tell(f"rollout server {server.url} is back after {time.monotonic() - started:.0f} s", True)
 
         task = asyncio.get_running_loop().create_task(again())
         self._tasks.add(task)

@@ -37,8 +37,8 @@ class ServerBusy(ServerTrouble):
 
     def pause_s(self, before: int) -> float:
         """Return the randomised pause after this many pauses in a row."""
-        wanted = self.retry_after_s
-        pause = min(FIRST_PAUSE_S * 2.0**before, LONGEST_PAUSE_S) if wanted is None else wanted
+        requested = self.retry_after_s
+        pause = min(FIRST_PAUSE_S * 2.0**before, LONGEST_PAUSE_S) if requested is None else requested
         return pause * random.uniform(1.0, 1.5) + random.uniform(0.0, FIRST_PAUSE_S)
 
 
@@ -130,8 +130,8 @@ class GenerateAnswer:
             raise ServerTrouble(
                 f"it gave {len(tokens)} tokens and {len(content)} log-probs where 1 to {request.max_tokens} were asked"
             )
-        logprobs = [_logprob(each["logprob"]) for each in content]
-        if [_token(t) for t in tokens] != [_token(each["token_id"]) for each in content]:
+        logprobs = [_logprob(item["logprob"]) for item in content]
+        if [_token(t) for t in tokens] != [_token(item["token_id"]) for item in content]:
             raise ServerTrouble("its log-probs are not those of its tokens")
         stopped = choice["finish_reason"] == "stop"
         if stopped and tokens[-1] not in request.stop_token_ids:
@@ -148,7 +148,7 @@ class GenerateAnswer:
         if not isinstance(found, list) or len(found) != len(request.token_ids):
             raise ServerTrouble("the log-probs of its prompt are not those of the prompt")
         pairs = zip(found[1:], request.token_ids[1:], strict=True)
-        return tuple(_logprob(each[str(token)]["logprob"]) for each, token in pairs)
+        return tuple(_logprob(item[str(token)]["logprob"]) for item, token in pairs)
 
 
 def _token(value: object) -> int:
