@@ -54,7 +54,7 @@ def open_and_follow(reference: str, options: Options, parent: int) -> None:
             time.sleep(PAINT_SECONDS)
             tidy()
             with reason_kept(folder):
-                _continue(indexer, parent)
+                _keep_indexing(indexer, parent)
 
 
 def _answer(answer: object) -> None:
@@ -78,25 +78,25 @@ def follow(folder: Path, parent: int) -> None:
     """Continue an index until the parent ends."""
     if (found := cache.dump_of(folder)) is None:
         return
-    with try_lock(folder / ".lock") as mine:
-        if mine:
+    with try_lock(folder / ".lock") as locked:
+        if locked:
             with reason_kept(folder), Indexer(found[0], folder, found[1]) as indexer:
-                _continue(indexer, parent)
+                _keep_indexing(indexer, parent)
 
 
-def _continue(indexer: Indexer, parent: int) -> None:
+def _keep_indexing(indexer: Indexer, parent: int) -> None:
     if hasattr(os, "nice"):
         os.nice(5)
-    news = True
+    changed = True
     while _lives(parent):
         more = indexer.advance(TURN_SECONDS) or indexer.make_searchable(TURN_SECONDS, whole=False)
-        news = news or more
+        changed = changed or more
         if not more:
-            if news:
+            if changed:
                 indexer.diagnose()
                 indexer.describe()
             time.sleep(LOOK_SECONDS)
-            news = indexer.look_again()
+            changed = indexer.look_again()
 
 
 def main(arguments: list[str]) -> None:

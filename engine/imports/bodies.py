@@ -58,9 +58,9 @@ class DumpBodies(Bodies):
         )
         if not found:
             raise RecordDamaged(f"rollout {n} of {self.dump} cannot be read: its place is not in the index")
-        path, container, at, length, part = found[0]
+        path, container, offset, length, part = found[0]
         try:
-            rollout, reader = self._placed.rollout((path, container, at, length), part)
+            rollout, reader = self._placed.rollout((path, container, offset, length), part)
             return self._amended(rollout) if rollout.id else rollout, reader
         except (DumpError, OSError) as error:
             raise RecordDamaged(str(error)) from error

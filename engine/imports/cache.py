@@ -47,16 +47,16 @@ def _writable(home: Path, temporary: Path) -> Path:
     try:
         user.mkdir(mode=0o700, exist_ok=True)
         # Another user may have created this folder first, so trust it only if we own it.
-        ours = os.name != "posix" or user.lstat().st_uid == os.getuid()
+        owned = os.name != "posix" or user.lstat().st_uid == os.getuid()
     except OSError:
-        ours = False
-    return user / "dumps" if ours else home
+        owned = False
+    return user / "dumps" if owned else home
 
 
 def note() -> str:
     """Return a sentence if indexes are not kept, else an empty string."""
-    home, place = home_dir(), cache_dir()
-    return "" if place == home else f"{home} cannot be written: the index is in {place} and will not be kept"
+    wanted, place = home_dir(), cache_dir()
+    return "" if place == wanted else f"{wanted} cannot be written: the index is in {place} and will not be kept"
 
 
 @contextmanager
@@ -70,19 +70,19 @@ def readable_errors() -> Iterator[None]:
             where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
             if not where or not (where.startswith(home) or home.startswith(where)):
                 raise
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
-            raise DumpError(f"the index of a dump in {home} is damaged ({why}): delete that folder") from error
+            raise DumpError(f"the index of a dump in {home} is damaged ({reason}): delete that folder") from error
         raise DumpError(
-            f"the index of a dump cannot be written to {home} ({why}): make room there, or name another place with "
+            f"the index of a dump cannot be written to {home} ({reason}): make room there, or name another place with "
             "XDG_CACHE_HOME"
         ) from error
 
 
 def folder_of(dump: Path, options: Options) -> Path:
     """Return the folder of a dump's index. It is named after the dump, and screens show it as the run's name."""
-    given = json.dumps([str(dump), options.to_json()], sort_keys=True)
-    key = hashlib.blake2b(given.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    identity = json.dumps([str(dump), options.to_json()], sort_keys=True)
+    key = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     return cache_dir() / key / (dump.name or "dump")
 
 

@@ -39,20 +39,20 @@ def call(value: object) -> Call:
     return Call(str(name or "?"), arguments, str(id_), problem=problem, error=error_of(data.get("error")))
 
 
-def with_text_calls(said: Message) -> Message:
+def with_text_calls(message: Message) -> Message:
     """Add the calls and the thought found in an agent's text."""
-    if "<" not in said.text:
-        return said
-    thought = said.thought
+    if "<" not in message.text:
+        return message
+    thought = message.thought
     if not thought:
-        before, end, _ = said.text.partition("</think>")
-        if match := _THINK.match(said.text):
+        before, end, _ = message.text.partition("</think>")
+        if match := _THINK.match(message.text):
             thought = match[1].strip()
         elif end and "<think>" not in before:  # the prompt ended with <think>
             thought = before.strip()
-    found = _TEXT_CALL.finditer(said.text) if "<tool_call>" in said.text else ()
+    found = _TEXT_CALL.finditer(message.text) if "<tool_call>" in message.text else ()
     calls = [_from_text(match[1]) for match in found]
-    return replace(said, thought=thought, calls=(*said.calls, *calls)) if calls or thought else said
+    return replace(message, thought=thought, calls=(*message.calls, *calls)) if calls or thought else message
 
 
 def _from_text(body: str) -> Call:
@@ -61,17 +61,17 @@ def _from_text(body: str) -> Call:
     if isinstance(data, Mapping) and data.get("name"):
         return call(data)
     if match := _FUNCTION.fullmatch(body):
-        return Call(match[1], {name: value_of(given) for name, given in _PARAMETER.findall(match[2])})
+        return Call(match[1], {name: value_of(raw) for name, raw in _PARAMETER.findall(match[2])})
     if "<arg_key>" in body and (match := _KEYED.fullmatch(body)):
-        return Call(match[1], {name.strip(): value_of(given) for name, given in _ARGUMENT.findall(body)})
+        return Call(match[1], {name.strip(): value_of(raw) for name, raw in _ARGUMENT.findall(body)})
     name = re.search(r'"name"\s*:\s*"([^"]{1,200})"', body)
     return Call(name[1] if name else "?", body, problem="the call is no JSON")
 
 
-def value_of(given: str) -> object:
+def value_of(raw: str) -> object:
     """Parse a value that is JSON, else return the plain text."""
-    found = parsed(given)
-    return given if found is None and given.strip() != "null" else found
+    found = parsed(raw)
+    return raw if found is None and raw.strip() != "null" else found
 
 
 def error_of(value: object) -> str | None:
@@ -80,11 +80,11 @@ def error_of(value: object) -> str | None:
         return None
     if isinstance(value, Mapping):
         kind = value.get("type") or value.get("error")
-        said = value.get("message") or value.get("error_chain_str")
-        if kind and said and not str(said).startswith(f"{kind}: "):
-            return f"{kind}: {said}"
-        if said or kind:
-            return str(said or kind)
+        message = value.get("message") or value.get("error_chain_str")
+        if kind and message and not str(message).startswith(f"{kind}: "):
+            return f"{kind}: {message}"
+        if message or kind:
+            return str(message or kind)
     return text(value)
 
 

@@ -54,8 +54,8 @@ def identity(rollout: Rollout, scope: str = "", fallback_id: str = "?") -> tuple
 
 def with_turns_of_prompt(rollout: Rollout) -> Rollout:
     """Return a later step of a rollout with the earlier turns moved from its prompt into its completion."""
-    prompt, said = split((*rollout.prompt, *rollout.completion))
-    return replace(rollout, prompt=prompt, completion=said)
+    prompt, completion = split((*rollout.prompt, *rollout.completion))
+    return replace(rollout, prompt=prompt, completion=completion)
 
 
 def is_judge(agent: str) -> bool:
@@ -66,9 +66,9 @@ def is_judge(agent: str) -> bool:
 def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mapping[str, str]) -> TrajectoryRecord:
     """Return the record for stepper, comparison and export. `unknown`: the format's reasons for missing values."""
     prompt_id, group = identity(rollout, fallback_id=fallback_id)
-    prompt, said = _prompt_and_rest(rollout)
-    steps = _turns(said)
-    breakdown, why = _breakdown(rollout, len(steps))
+    prompt, completion = _prompt_and_rest(rollout)
+    steps = _turns(completion)
+    breakdown, reasons = _breakdown(rollout, len(steps))
     missing = {k: v for k, v in {**NOT_WRITTEN, **unknown, **rollout.unknown}.items() if lacks(rollout, k)}
     trajectory = Trajectory(
         id=rollout.id or fallback_id,
@@ -100,16 +100,16 @@ def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mappin
         policy_version=rollout.policy_version,
         split=split_of(rollout),
         token_count=rollout.token_count,
-        unknown={**missing, **why},
+        unknown={**missing, **reasons},
     )
 
 
-def listed_of(rollout: Rollout, named: tuple[str, str], *, fallback_id: str, index: int) -> Listed:
-    """Return the row of a rollout: the same values as `record_of` at a third of the cost. `named`: its `identity`."""
-    prompt, said = _prompt_and_rest(rollout)
-    turns = [message for message in said if message.is_agent]
+def listed_of(rollout: Rollout, ids: tuple[str, str], *, fallback_id: str, index: int) -> Listed:
+    """Return the row of a rollout: the same values as `record_of` at a third of the cost. `ids`: its `identity`."""
+    prompt, completion = _prompt_and_rest(rollout)
+    turns = [message for message in completion if message.is_agent]
     flags = 0
-    if rollout.error or any(m.error for m in said) or any(call.error for m in turns for call in m.calls):
+    if rollout.error or any(m.error for m in completion) or any(call.error for m in turns for call in m.calls):
         flags |= Flag.ERROR
     if any(m.calls and m.calls[0].problem is not None for m in turns):
         flags |= Flag.UNPARSED
@@ -118,8 +118,8 @@ def listed_of(rollout: Rollout, named: tuple[str, str], *, fallback_id: str, ind
         flags |= Flag.NAN
     return Listed(
         id=rollout.id or fallback_id,
-        group=named[1],
-        prompt_id=named[0],
+        group=ids[1],
+        prompt_id=ids[0],
         head=prompt_text(prompt),
         values={
             "step": rollout.step,
@@ -165,8 +165,8 @@ def lacks(rollout: Rollout, what: str) -> bool:
     """Return whether a rollout lacks a value. Names that are not values of a rollout (`steps`, `turns`) count too."""
     if what == "weight":
         return bool(rollout.components) and all(s.weight is None for s in rollout.components.values())
-    held = getattr(rollout, what, None)
-    return held is None or (isinstance(held, Sized) and not held)
+    value = getattr(rollout, what, None)
+    return value is None or (isinstance(value, Sized) and not value)
 
 
 def _stop(rollout: Rollout) -> str:
@@ -184,44 +184,44 @@ def _tools(rollout: Rollout) -> tuple[ToolSpec, ...]:
 
 
 def _prompt_and_rest(rollout: Rollout) -> tuple[Sequence[Message], Sequence[Message]]:
-    said = rollout.completion
-    if not said or said[0].is_agent:
-        return rollout.prompt, said
-    first = next((i for i, m in enumerate(said) if m.is_agent), len(said))
-    return (*rollout.prompt, *said[:first]), said[first:]
+    completion = rollout.completion
+    if not completion or completion[0].is_agent:
+        return rollout.prompt, completion
+    first = next((i for i, m in enumerate(completion) if m.is_agent), len(completion))
+    return (*rollout.prompt, *completion[:first]), completion[first:]
 
 
-def _turns(said: Sequence[Message]) -> tuple[Step, ...]:
+def _turns(messages: Sequence[Message]) -> tuple[Step, ...]:
     """Return one step per message of the policy, with the answers that follow it."""
-    starts = [i for i, m in enumerate(said) if m.is_agent]
-    ends = [*starts[1:], len(said)] if starts else []
+    starts = [i for i, m in enumerate(messages) if m.is_agent]
+    ends = [*starts[1:], len(messages)] if starts else []
     return tuple(
-        _step(index, said[start], said[start + 1 : end])
+        _step(index, messages[start], messages[start + 1 : end])
         for index, (start, end) in enumerate(zip(starts, ends, strict=True))
     )
 
 
-def _step(index: int, said: Message, answers: Sequence[Message]) -> Step:
-    calls, others = _answered(said.calls, answers)
+def _step(index: int, turn: Message, answers: Sequence[Message]) -> Step:
+    calls, others = _answered(turn.calls, answers)
     first = calls[0] if calls else None
     problem = first.problem if first is not None else None
-    errors = [e for e in (said.error, *(c.error for c in calls), *(a.error for a in others)) if e]
+    errors = [e for e in (turn.error, *(c.error for c in calls), *(a.error for a in others)) if e]
     observation = [c.result for c in calls if c.result is not None] + [shown(a) for a in others]
     return Step(
         index=index,
-        text=shown(said),
-        thought=said.thought,
+        text=shown(turn),
+        thought=turn.thought,
         action=first.name if first is not None else None,
         arguments=first.arguments if first is not None and isinstance(first.arguments, Mapping) else {},
         parse_error=problem,
         observation="\n\n".join(observation),
-        reward=said.reward,
+        reward=turn.reward,
         error="; ".join(errors) or None,
-        stop_reason=said.stop,
-        seconds=said.seconds,
+        stop_reason=turn.stop,
+        seconds=turn.seconds,
         calls=calls,
         needs_call=False,
-        display=tuple(view for message in (said, *answers) for view in message.display),
+        display=tuple(view for message in (turn, *answers) for view in message.display),
     )
 
 
@@ -230,17 +230,17 @@ def _answered(calls: Sequence[Call], answers: Sequence[Message]) -> tuple[tuple[
     open_calls = list(calls)
     others: list[Message] = []
     for answer in answers:
-        at = None
+        index = None
         if answer.role == "tool" or answer.call_id:
             by_id = [i for i, c in enumerate(open_calls) if answer.call_id and c.id == answer.call_id]
             free = [i for i, c in enumerate(open_calls) if c.result is None and not (c.id and answer.call_id)]
-            at = next(iter(by_id or free), None)
-        if at is None:
+            index = next(iter(by_id or free), None)
+        if index is None:
             others.append(answer)
             continue
-        call = open_calls[at]
+        call = open_calls[index]
         joined = answer.text if call.result is None else f"{call.result}\n{answer.text}"
-        open_calls[at] = replace(call, result=joined, error=answer.error or call.error)
+        open_calls[index] = replace(call, result=joined, error=answer.error or call.error)
     return tuple(open_calls), others
 
 
@@ -263,32 +263,32 @@ def _breakdown(rollout: Rollout, turns: int) -> tuple[RewardBreakdown | None, di
     for name, score in rollout.components.items():
         contribution = None if score.value is None or score.weight is None else score.value * score.weight
         values[name] = ComponentValue(score.value, score.value, score.weight, contribution)
-    why = _checked(rollout.reward, values)
+    reasons = _checked(rollout.reward, values)
     last = max(0, turns - 1)
     if known_turns:
         steps = tuple(StepReward(i, values if i == last else {}, (), r) for i, r in enumerate(by_turn))
-        stated = [r for r in by_turn if r is not None]
-        if rollout.reward is not None and len(stated) == len(by_turn) and not _same(sum(stated), rollout.reward):
-            why["turns"] = (
-                f"the rewards of the turns add up to {sum(stated):.6g}, the stated reward is {rollout.reward:.6g}"
+        known = [r for r in by_turn if r is not None]
+        if rollout.reward is not None and len(known) == len(by_turn) and not _same(sum(known), rollout.reward):
+            reasons["turns"] = (
+                f"the rewards of the turns add up to {sum(known):.6g}, the stated reward is {rollout.reward:.6g}"
             )
     else:
         steps = (StepReward(last, values, (), rollout.reward),)
-    return RewardBreakdown(rollout.id, steps, rollout.reward), why
+    return RewardBreakdown(rollout.id, steps, rollout.reward), reasons
 
 
 def _checked(reward: float | None, values: Mapping[str, ComponentValue]) -> dict[str, str]:
     known = [v.contribution for v in values.values() if v.contribution is not None]
-    why = {}
+    reasons = {}
     if missing := [name for name, v in values.items() if v.raw is None]:
-        why["missing"] = f"not recorded for this rollout: {', '.join(missing)}"
+        reasons["missing"] = f"not recorded for this rollout: {', '.join(missing)}"
     if reward is None or not known:
-        return why
+        return reasons
     if len(known) < len(values):
-        why["sum"] = f"the known components × weights give {sum(known):.6g} of the stated reward {reward:.6g}"
+        reasons["sum"] = f"the known components × weights give {sum(known):.6g} of the stated reward {reward:.6g}"
     elif not _same(sum(known), reward):
-        why["sum"] = f"components × weights give {sum(known):.6g}, the stated reward is {reward:.6g}"
-    return why
+        reasons["sum"] = f"components × weights give {sum(known):.6g}, the stated reward is {reward:.6g}"
+    return reasons
 
 
 def _same(a: float, b: float) -> bool:

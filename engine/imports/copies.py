@@ -48,17 +48,17 @@ def _folder(*parts: object) -> Path:
 def _stdin() -> Path:
     new = _folder("stdin", os.getpid(), time.time_ns())  # another pipe may be read at the same time
     new.mkdir(parents=True)
-    made = new / "new"
+    temporary = new / "new"
     digest = hashlib.blake2b(digest_size=8)
-    with made.open("wb") as file:
+    with temporary.open("wb") as file:
         while block := sys.stdin.buffer.read(1 << 20):
             digest.update(block)
             file.write(block)
-    if not made.stat().st_size:
+    if not temporary.stat().st_size:
         raise DumpError("standard input is empty")
     target = _folder("stdin", digest.hexdigest()) / f"stdin-{digest.hexdigest()}"
     target.parent.mkdir(exist_ok=True)
-    made.replace(target)
+    temporary.replace(target)
     new.rmdir()
     return local(str(target))
 
@@ -75,9 +75,9 @@ def _downloaded(address: str) -> Path:
             if not target.exists() or size is None:
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
-                made = target.with_name(f".{target.name}.part")  # an interrupted copy must not count
-                files.get(inner, str(made), recursive=size is None)
-                made.replace(target)
+                temporary = target.with_name(f".{target.name}.part")  # an interrupted copy must not count
+                files.get(inner, str(temporary), recursive=size is None)
+                temporary.replace(target)
             return target
     except AddressError as error:
         raise DumpError(str(error)) from None
@@ -117,9 +117,9 @@ def _unpacked(path: Path) -> Path:
     target = _folder(path, stat.st_size, stat.st_mtime_ns) / name
     if target.is_dir():
         return target
-    made = target.with_name(f".{name}")
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir(parents=True)
+    temporary = target.with_name(f".{name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     left = MAX_BYTES
     try:
         with tarfile.open(path, tarinfo=_Member) as archive:
@@ -129,14 +129,16 @@ def _unpacked(path: Path) -> Path:
                     raise DumpError(f"{path}: it unpacks to more than {MAX_BYTES >> 30} GiB")
                 if member.isfile():
                     with contextlib.suppress(tarfile.FilterError):  # a path outside the folder
-                        archive.extract(member, made, filter="data")
+                        archive.extract(member, temporary, filter="data")
     except (*_DAMAGE, OSError) as error:
-        whole = isinstance(error, OSError) and error.errno is not None  # not the archive: a full disk, a name
-        if whole or not any(made.iterdir()):
-            shutil.rmtree(made, ignore_errors=True)
-            raise DumpError(f"{path}: this archive cannot be {'unpacked' if whole else 'read'} ({error})") from None
+        from_system = isinstance(error, OSError) and error.errno is not None  # not the archive: a full disk, a name
+        if from_system or not any(temporary.iterdir()):
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise DumpError(
+                f"{path}: this archive cannot be {'unpacked' if from_system else 'read'} ({error})"
+            ) from None
         target.with_name(_TORN).write_text(f"the archive {path} is damaged, and its rest was not read ({error})")
-    made.replace(target)
+    temporary.replace(target)
     return target
 
 
@@ -155,7 +157,7 @@ def tidy() -> None:
     cache.tidy()
     kept = [known[0] for folder in cache.recent() if (known := cache.dump_of(folder)) is not None]
     copies = cache.cache_dir().parent / "copies"
-    wanted: set[object] = {part for dump in kept for part in (dump, *dump.parents)}
+    in_use: set[object] = {part for dump in kept for part in (dump, *dump.parents)}
     for folder in copies.glob("*"):
-        if folder not in wanted and time.time() - folder.stat().st_mtime > _BEING_MADE:
+        if folder not in in_use and time.time() - folder.stat().st_mtime > _BEING_MADE:
             shutil.rmtree(folder, ignore_errors=True)

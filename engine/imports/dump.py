@@ -40,10 +40,10 @@ def formats_of(options: Options) -> tuple[Format, ...]:
 
 def format_of(document: object, origin: Origin, formats: Sequence[Format]) -> Format | None:
     """Return the first format that recognises a document."""
-    for each in formats:
+    for format_ in formats:
         try:
-            if each.detect(document, origin):
-                return each
+            if format_.detect(document, origin):
+                return format_
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):
             continue
     return None
@@ -73,13 +73,13 @@ class PlacedItems:
         return rollouts[part] if part >= 0 else with_turns_of_prompt(rollouts[~part]), reader
 
     def _read(self, place: tuple[str, str, int, int]) -> tuple[object, list[Item], list[Rollout], Format]:
-        path, container, at, length = place
+        path, container, offset, length = place
         key, last = (place, stat_of(path)), self._last
         if last is not None and last[0] == key:
             return last
         origin = Origin.of(Path(path), self.dump)
         try:
-            document = BY_NAME[container].read(origin.path, at, length)
+            document = BY_NAME[container].read(origin.path, offset, length)
             if (reader := format_of(document, origin, self.formats)) is not None:
                 items = list(reader.open(document, origin))
                 self._last = last = key, items, [i for i in items if isinstance(i, Rollout)], reader

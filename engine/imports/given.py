@@ -28,7 +28,7 @@ _KNOWN = {key.partition(".")[0] for keys in GENERIC.keys.values() for key in key
 def step_of(step: Any) -> int:
     """Return a training step as an integer. Raises TypeError for anything else."""
     try:
-        return operator.index(step) if hasattr(step, "__index__") else _whole("step", step)
+        return operator.index(step) if hasattr(step, "__index__") else _integer("step", step)
     except TypeError:
         raise TypeError(f"step={step!r} is no training step; right would be a whole number such as 1") from None
 
@@ -51,14 +51,14 @@ def checked(rollout: object) -> Rollout | Document:
 
 def misspelt(rollout: Document) -> dict[str, str]:
     """Return the keys that would become columns but resemble a known key, each with that known key."""
-    own = [key for key in rollout if key not in _KNOWN and not key.startswith(GENERIC.prefixes)]
-    near = {key: difflib.get_close_matches(key, _KNOWN - rollout.keys(), 1, 0.8) for key in own}
+    unknown = [key for key in rollout if key not in _KNOWN and not key.startswith(GENERIC.prefixes)]
+    near = {key: difflib.get_close_matches(key, _KNOWN - rollout.keys(), 1, 0.8) for key in unknown}
     return {key: found[0] for key, found in near.items() if found}
 
 
 def _of_object(rollout: Rollout) -> Rollout:
     scores = {name: s if isinstance(s, Score) else Score(s) for name, s in rollout.components.items()}
-    wholes = {name: getattr(rollout, name) for name in ("token_count", "index", "policy_version")}
+    integers = {name: getattr(rollout, name) for name in ("token_count", "index", "policy_version")}
     return replace(
         rollout,
         prompt=_messages(rollout.prompt, conversation),
@@ -72,18 +72,18 @@ def _of_object(rollout: Rollout) -> Rollout:
             for name, s in scores.items()
         },
         extra={name: _plain(value) for name, value in rollout.extra.items()},
-        **{name: None if value is None else _whole(name, value) for name, value in wholes.items()},
+        **{name: None if value is None else _integer(name, value) for name, value in integers.items()},
     )
 
 
-def _messages(given: tuple[Message, ...], read: Callable[[object], tuple[Message, ...]]) -> tuple[Message, ...]:
-    if any(not isinstance(m, Message) for m in given):
-        return read(given)
+def _messages(messages: tuple[Message, ...], read: Callable[[object], tuple[Message, ...]]) -> tuple[Message, ...]:
+    if any(not isinstance(m, Message) for m in messages):
+        return read(messages)
     return tuple(
         replace(m, reward=_number("reward of a message", m.reward), advantage=_number("advantage", m.advantage))
         if m.reward is not None or m.advantage is not None
         else m
-        for m in given
+        for m in messages
     )
 
 
@@ -110,7 +110,7 @@ def _number(key: str, value: Any) -> float | None:
         raise TypeError(f"{key}={_short(value)} is no number; right would be a number, or None") from error
 
 
-def _whole(key: str, value: object) -> int:
+def _integer(key: str, value: object) -> int:
     found = None if isinstance(value, str) else _number(key, value)
     if found is None or not found.is_integer():
         raise TypeError(f"{key}={_short(value)} is no whole number")

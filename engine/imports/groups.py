@@ -44,16 +44,16 @@ class DumpGroups:
         self._stored = db.execute("SELECT 1 FROM rows LIMIT 1").fetchone() is not None
         if not state:
             return
-        held = json.loads(state)
-        self._attempts, self._last, self._latest = held["attempts"], held["last"], held["latest"]
-        self._resumed.update(held["resumed"])
-        self._sizes.update({split: set(sizes) for split, sizes in held["sizes"].items()})
-        step, names = held["present"]
+        restored = json.loads(state)
+        self._attempts, self._last, self._latest = restored["attempts"], restored["last"], restored["latest"]
+        self._resumed.update(restored["resumed"])
+        self._sizes.update({split: set(sizes) for split, sizes in restored["sizes"].items()})
+        step, names = restored["present"]
         self._present = step, {name: self._group(name) for name in names}
 
     def state(self) -> str:
         """Return the state that another process needs to continue, as JSON."""
-        held = {
+        state = {
             "attempts": {name: group.attempt for name, group in self._known.items() if group.attempt},
             "last": self._last,
             "latest": self._latest,
@@ -61,7 +61,7 @@ class DumpGroups:
             "sizes": {split: sorted(sizes)[:2] for split, sizes in self._sizes.items()},  # two stand for several
             "present": (self._present[0], list(self._present[1])),
         }
-        return json.dumps(held)
+        return json.dumps(state)
 
     def forget(self) -> None:
         self._known: OrderedDict[str, _Group] = OrderedDict()
@@ -87,7 +87,7 @@ class DumpGroups:
         if group.ids and None not in (group.step, rollout.step) and (group.split, group.step) != scope:
             name = f"{rollout.step}:{name}" if group.split == split else f"{split}:{rollout.step}:{name}"
             group = self._group(name)
-        again = bool(group.ids) and group.source == source and self._is_again(group, rollout, name)
+        again = bool(group.ids) and group.source == source and self._starts_again(group, rollout, name)
         if self._present[0] != rollout.step:
             for known in self._present[1].values() if not again else ():  # else the last ones may be incomplete
                 self._sizes[known.split].add(len(known.ids))
@@ -110,7 +110,7 @@ class DumpGroups:
     def _attempt(self, split: str, step: int | None) -> int:
         return 0 if step is None else sum(begin <= step for begin in self._resumed[split])
 
-    def _is_again(self, group: _Group, rollout: Rollout, name: str) -> bool:
+    def _starts_again(self, group: _Group, rollout: Rollout, name: str) -> bool:
         if rollout.step is None:
             return False
         if group.attempt < self._attempt(group.split, rollout.step) or _repeats(rollout.id or None, group.ids):
@@ -149,6 +149,6 @@ class DumpGroups:
         return group
 
 
-def _repeats(given: object, known: Sequence[object]) -> bool:
+def _repeats(id_: object, known: Sequence[object]) -> bool:
     """Return whether a value occurs among known values that all differ, so that it identifies a rollout."""
-    return given is not None and 1 < len(known) < _LARGE and given in known and len(set(known)) == len(known)
+    return id_ is not None and 1 < len(known) < _LARGE and id_ in known and len(set(known)) == len(known)

@@ -107,8 +107,8 @@ def _actions(db: Connection, step: int, split: str) -> dict[str, float]:
         counts.update(actions.split(","))
     names = {str(id_): name for id_, name in db.execute("SELECT id, name FROM labels WHERE kind = 'action'")}
     known = {names[id_]: count for id_, count in counts.items() if names.get(id_, TEXT) != TEXT}
-    whole = sum(known.values())
-    return {metric.ACTION_SHARE(name): count / whole for name, count in known.items()}
+    total = sum(known.values())
+    return {metric.ACTION_SHARE(name): count / total for name, count in known.items()}
 
 
 _TEXTS = 64
@@ -145,7 +145,7 @@ class Indexer(AbstractContextManager["Indexer"]):
                     measure(self.tables, whole=False)
                     return True
         measure(self.tables, whole=True)
-        self._look_for_named()
+        self._find_missing()
         return False
 
     def make_searchable(self, seconds: float | None = None, *, whole: bool = True) -> bool:
@@ -165,8 +165,8 @@ class Indexer(AbstractContextManager["Indexer"]):
                 (done, done + _TEXTS),
             ).fetchall()
             texts = []
-            for n, path, at, length, number, container in part:
-                found = self._again((path, container, at, length), number)
+            for n, path, offset, length, number, container in part:
+                found = self._read_again((path, container, offset, length), number)
                 if found is not None:
                     text = codec.search_text(found)
                     size += sum(map(len, text))
@@ -212,20 +212,22 @@ class Indexer(AbstractContextManager["Indexer"]):
 
     def _lacking(self, format_: Format) -> dict[str, str]:
         """Return the values that rollouts of a format lack, with the reason, and the count if only some lack it."""
-        of_all = dict(self.db.execute("SELECT what, rollouts FROM lacking WHERE format = ?", (format_.name,)))
+        missing = dict(self.db.execute("SELECT what, rollouts FROM lacking WHERE format = ?", (format_.name,)))
         total = self.tables.one("SELECT rollouts FROM seen WHERE format = ?", format_.name) or 0
         if total == self.store.last_n():  # later values exist only in the rows
-            for what in of_all.keys() & {"reward", "advantage", "step"}:
+            for what in missing.keys() & {"reward", "advantage", "step"}:
                 known = f"{what} IS NOT NULL" + (f" OR flags & {Flag.NAN:d}" if what == "reward" else "")
-                of_all[what] = self.tables.one(f"SELECT count(*) FROM rows WHERE NOT ({known})")
-        why = {what: why for what, why in {**NOT_WRITTEN, **format_.unknown}.items() if of_all.get(what)}
-        part = {what: f" in {of_all[what]:,} of {total:,}" for what in why.keys() - {"weight"} if of_all[what] < total}
+                missing[what] = self.tables.one(f"SELECT count(*) FROM rows WHERE NOT ({known})")
+        why = {what: why for what, why in {**NOT_WRITTEN, **format_.unknown}.items() if missing.get(what)}
+        part = {
+            what: f" in {missing[what]:,} of {total:,}" for what in why.keys() - {"weight"} if missing[what] < total
+        }
         return {what: f"{reason}{part.get(what, '')}" for what, reason in why.items()}
 
     def _reached(self) -> dict[str, object]:
         rows = self.db.execute("SELECT path, words, reached FROM reached WHERE words > 0 ORDER BY path").fetchall()
         words, reached = sum(row[1] for row in rows), sum(row[2] for row in rows)
-        low = {self._short(path): n / of for path, of, n in rows if is_low(of, n)}
+        low = {self._short(path): n / total for path, total, n in rows if is_low(total, n)}
         return {"share": reached / words if words else None, "low": dict(sorted(low.items())[:PROBLEMS])}
 
     def describe(self, *, opened: bool = False) -> None:
@@ -246,13 +248,15 @@ class Indexer(AbstractContextManager["Indexer"]):
             found = diagnose(reader).found()
         self.store.begin()
         self.db.execute("DELETE FROM events WHERE kind = 'alert'")
-        for each in found:
-            data = {k: v for k, v in vars(each.finding).items() if k != "message"}
-            self.store.add_event("alert", each.finding.message, each.step or 0, time.time(), codec.encode_json(data))
+        for result in found:
+            data = {k: v for k, v in vars(result.finding).items() if k != "message"}
+            self.store.add_event(
+                "alert", result.finding.message, result.step or 0, time.time(), codec.encode_json(data)
+            )
         self.store.set_meta("diagnosed", last_n)
         self.store.commit()
 
-    def _look_for_named(self) -> None:
+    def _find_missing(self) -> None:
         """Count the rollouts that writers' own indexes name but no file holds. Call it when all files are read."""
         last_n = str(self.store.last_n())
         if self.tables.meta("looked_for") == last_n:
@@ -262,9 +266,9 @@ class Indexer(AbstractContextManager["Indexer"]):
             "WHERE NOT EXISTS (SELECT 1 FROM cards JOIN rows ON rows.n = cards.n "
             "WHERE cards.id = named.id AND turns IS NOT NULL) GROUP BY path ORDER BY path"
         ).fetchall()
-        told = [(path, f"it names {n:,} rollout{'s' * (n > 1)} that no readable file holds") for path, n in found]
+        entries = [(path, f"it names {n:,} rollout{'s' * (n > 1)} that no readable file holds") for path, n in found]
         self.store.begin()
-        self.store.set_meta("missing", json.dumps(told))
+        self.store.set_meta("missing", json.dumps(entries))
         self.store.set_meta("looked_for", last_n)
         self.store.commit()
 
@@ -358,7 +362,7 @@ class Indexer(AbstractContextManager["Indexer"]):
             part.commit(done=True)
         yield
 
-    def _again(self, place: tuple[str, str, int, int], part: int) -> TrajectoryRecord | None:
+    def _read_again(self, place: tuple[str, str, int, int], part: int) -> TrajectoryRecord | None:
         try:
             return record_of(self._placed.rollout(place, part)[0], fallback_id="", index=0, unknown={})
         except (DumpError, OSError):

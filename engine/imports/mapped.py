@@ -99,7 +99,7 @@ class Mapped:
         plan = self._plan(tuple(document))
         found = {role: plan.first(document, role) for role in plan.roles}
         get = found.get
-        prompt, said = self._conversation(found)
+        prompt, answers = self._conversation(found)
         components, extra = self._columns(document, plan)
         reward, correct = get("reward"), get("correct")
         for each in (at(document, path) for path in plan.roles.get("reward", ())):
@@ -128,9 +128,9 @@ class Mapped:
         if read["step"] is None:
             read["step"] = origin.step
         names: dict[str, Any] = {role: text(get(role)) or "" for role in ("id", "prompt_id", "env", "agent", "model")}
-        made = Rollout(
+        rollout = Rollout(
             prompt=prompt,
-            completion=said,
+            completion=answers,
             group=group,
             **names,
             **read,
@@ -138,7 +138,7 @@ class Mapped:
             components=components,
             answer=text(get("answer")),
             expected=text(get("expected")),
-            stop=(stop if isinstance(stop, str) else "") or next((m.stop for m in reversed(said) if m.stop), ""),
+            stop=(stop if isinstance(stop, str) else "") or next((m.stop for m in reversed(answers) if m.stop), ""),
             error=error_text(get("error")),
             token_count=whole(get("token_count")),
             policy_version=whole(get("policy_version")),
@@ -148,21 +148,21 @@ class Mapped:
             tools=tuple(objects(tools)) if tools is not None else (),
             unknown={"advantage": SEVERAL} if read["advantage"] is None and several(get("advantage")) else {},
         )
-        return made if self.finish is None else self.finish(made, document, origin)
+        return rollout if self.finish is None else self.finish(rollout, document, origin)
 
     def _conversation(self, found: Document) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-        asked, answered, messages, system = map(found.get, ("prompt", "completion", "messages", "system"))
-        talk = self.read_prompt(messages) if messages is not None else ()
-        if talk and asked is not None and answered is None and isinstance(messages, str) and not split(talk)[1]:
-            prompt, said = self.read_prompt(asked), self.read_completion(messages)  # "trajectory": "a text"
-        elif talk and (answered is None or (asked is None and talk[-1].is_agent)):
-            prompt, said = split(talk)
+        question, answered, messages, system = map(found.get, ("prompt", "completion", "messages", "system"))
+        chat = self.read_prompt(messages) if messages is not None else ()
+        if chat and question is not None and answered is None and isinstance(messages, str) and not split(chat)[1]:
+            prompt, answers = self.read_prompt(question), self.read_completion(messages)  # "trajectory": "a text"
+        elif chat and (answered is None or (question is None and chat[-1].is_agent)):
+            prompt, answers = split(chat)
         else:  # messages next to a completion are its prompt
-            prompt = self.read_prompt(asked) if asked is not None else talk
-            said = self.read_completion(answered)
+            prompt = self.read_prompt(question) if question is not None else chat
+            answers = self.read_completion(answered)
         if isinstance(system, str) and system.strip() and not any(m.role == "system" for m in prompt):
             prompt = (Message("system", system), *prompt)
-        return prompt, said
+        return prompt, answers
 
     def with_keys(self, keys: Mapping[str, str]) -> Mapped:
         """Return this format with the user's keys in first place."""
@@ -174,10 +174,12 @@ class Mapped:
     @lru_cache(maxsize=4096)  # noqa: B019 - the formats live as long as the process
     def _plan(self, present: tuple[str, ...]) -> _Plan:
         """Return the plan for a document's keys. Documents of one file mostly share their keys, so plans are cached."""
-        held = set(present)
+        available = set(present)
         roles = {}
         for role, keys in self.keys.items():
-            paths = tuple(key for key in keys if key in held or ("." in key and key.partition(".")[0] in held))
+            paths = tuple(
+                key for key in keys if key in available or ("." in key and key.partition(".")[0] in available)
+            )
             if paths:
                 roles[role] = paths
         named = {key.partition(".")[0] for role, keys in self.keys.items() if role != "extra" for key in keys}
@@ -237,13 +239,13 @@ class _Plan:
         values that differ from the one that counts."""
         left: dict[str, object] = {}
         for role in unread:
-            if not isinstance(given := found[role], Mapping):
-                left.update((path, given) for path in self.roles[role] if at(document, path) is given)
+            if not isinstance(value := found[role], Mapping):
+                left.update((path, value) for path in self.roles[role] if at(document, path) is value)
         for role in self.several:
             for path in self.roles[role]:
-                given = at(document, path)
-                if given is not None and given != found[role] and not (role == "reward" and isinstance(given, Mapping)):
-                    left[path] = given
+                value = at(document, path)
+                if value is not None and value != found[role] and not (role == "reward" and isinstance(value, Mapping)):
+                    left[path] = value
         return left
 
 

@@ -35,7 +35,7 @@ def conversation(value: object) -> tuple[Message, ...]:
         return flat(text(value) or "", "user")
     if isinstance(value, Mapping):
         value = langchain(value)
-        inner = _inside(value)
+        inner = _inner_list(value)
         return (message(value),) if inner is None else conversation(inner)
     found: list[Message] = []
     for item in listed(value):
@@ -46,14 +46,14 @@ def conversation(value: object) -> tuple[Message, ...]:
             stop = item.get("finish_reason")
             if isinstance(item.get("message"), Mapping):  # a choice of a completion
                 item = langchain(item["message"])
-            if not item.keys() & {"role", "type"} and (inner := _inside(item)) is not None:  # an API response
+            if not item.keys() & {"role", "type"} and (inner := _inner_list(item)) is not None:  # an API response
                 found.extend(conversation(inner))
                 continue
-            other = next((made for read in _OTHERS if (made := read(item)) is not None), None)
-            made = (message(item),) if other is None else other
-            if isinstance(stop, str) and made and made[-1].is_agent:
-                made = (*made[:-1], replace(made[-1], stop=stop))
-            found.extend(made)
+            other = next((turns for read in _OTHERS if (turns := read(item)) is not None), None)
+            turns = (message(item),) if other is None else other
+            if isinstance(stop, str) and turns and turns[-1].is_agent:
+                turns = (*turns[:-1], replace(turns[-1], stop=stop))
+            found.extend(turns)
         elif isinstance(item, str):
             found.extend(conversation(item))
     return joined(found)
@@ -77,7 +77,7 @@ def message(data: Document) -> Message:
     if error is True or (data.get("status") == "error" and role in ("tool", "function")):
         error = "the tool failed"
     stop = data.get("finish_reason") or data.get("stop_reason")
-    made = Message(
+    result = Message(
         role=ROLES.get(role) or ROLES.get(role.lower()) or (role.lower() if role.lower() in _ROLES else role),
         text=body,
         thought=str(thought or (reasoning if isinstance(reasoning, str) else text(reasoning) or "")),
@@ -90,7 +90,7 @@ def message(data: Document) -> Message:
         stop=stop if isinstance(stop, str) else "",
         display=displays(data["display"]) if "display" in data else (),
     )
-    return with_text_calls(made) if made.is_agent and not made.calls else made
+    return with_text_calls(result) if result.is_agent and not result.calls else result
 
 
 _SPOKEN = frozenset(
@@ -135,12 +135,12 @@ def completion(value: object) -> tuple[Message, ...]:
         return flat(text(value) or "", "assistant")
     if isinstance(value, Mapping):
         value = langchain(value)
-        if (inner := _inside(value)) is not None:
+        if (inner := _inner_list(value)) is not None:
             return conversation(inner)
         if not value.keys() & _SPOKEN:  # the answer itself is an object
             return (Message("assistant", text(value) or ""),)
-        made = message(value)
-        return (replace(made, role="assistant") if made.role == "user" and "role" not in value else made,)
+        result = message(value)
+        return (replace(result, role="assistant") if result.role == "user" and "role" not in value else result,)
     parts = listed(value)
     if parts and all(isinstance(p, Mapping) and "role" not in p and p.get("type") in _PARTS for p in parts):
         return (message({"role": "assistant", "content": parts}),)
@@ -173,8 +173,8 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
         elif kind in _CALLS:
             calls.append(call(part))
         elif str(kind).endswith("_tool_result"):  # the result of a server tool that ran within the turn
-            said = text(part.get("content")) or ""
-            calls = [replace(c, result=said) if c.id == part.get("tool_use_id") else c for c in calls]
+            result = text(part.get("content")) or ""
+            calls = [replace(c, result=result) if c.id == part.get("tool_use_id") else c for c in calls]
         elif kind in _RESULTS:
             inner = part.get("response", part.get("result", part.get("content")))
             texts.append(_content(inner)[0] if isinstance(inner, (list, Mapping)) else text(inner) or "")
@@ -191,7 +191,7 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
     return "\n".join(texts), "\n".join(thoughts), tuple(calls), error
 
 
-def _inside(value: Document) -> list[object] | None:
+def _inner_list(value: Document) -> list[object] | None:
     """Return the conversation inside an OpenAI API response or request, or None."""
     if isinstance(value.get("body"), Mapping) and "role" not in value:  # a batch response: `{"status_code", "body"}`
         return [value["body"]]
@@ -218,18 +218,18 @@ def _responses_item(item: Document) -> tuple[Message, ...] | None:
             Message("tool", body, call_id=str(item.get("call_id") or ""), error=error_of(item.get("error")) or error),
         )
     if kind.endswith("_call"):
-        made = call({"name": kind.removesuffix("_call"), "arguments": _asked(item), **item})
+        call_ = call({"name": kind.removesuffix("_call"), "arguments": _request_field(item), **item})
         results = [item[k] for k in ("output", "outputs", "results") if item.get(k) is not None]
-        said = Message("assistant", "", calls=(made,))
-        return (said, *(Message("tool", _content(r)[0], call_id=made.id, error=made.error) for r in results))
+        message_ = Message("assistant", "", calls=(call_,))
+        return (message_, *(Message("tool", _content(r)[0], call_id=call_.id, error=call_.error) for r in results))
     return () if kind.startswith(("mcp_", "item_")) else None
 
 
-def _asked(item: Document) -> Any:
+def _request_field(item: Document) -> Any:
     """Return the arguments of a call. Code and the input of a custom tool are text."""
     key = next((k for k in ("arguments", "input", "action", "code", "queries") if k in item), None)
-    given = None if key is None else item[key]
-    return {key: given} if isinstance(given, str) and key != "arguments" else given
+    value = None if key is None else item[key]
+    return {key: value} if isinstance(value, str) and key != "arguments" else value
 
 
 def _gym_step(item: Document) -> tuple[Message, ...] | None:
@@ -252,8 +252,8 @@ def _tool_results(item: Document) -> tuple[Message, ...] | None:
     for part in parts:
         if part.get("type") in _RESULTS:
             id_ = part.get("tool_use_id") or part.get("id") or part.get("tool_call_id") or ""
-            said, _, _, error = _content([part])
-            found.append(Message("tool", said, call_id=str(id_), error=error))
+            result, _, _, error = _content([part])
+            found.append(Message("tool", result, call_id=str(id_), error=error))
     rest = [p for p in parts if p.get("type") not in _RESULTS]
     return (*found, message({**item, "content": rest})) if rest else tuple(found)
 

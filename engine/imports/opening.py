@@ -31,8 +31,8 @@ def open_dump(
     dump = local(path)
     options = options or Options()
     folder = cache.folder_of(dump, options)
-    with cache.readable_errors(), try_lock(folder / ".lock") as mine:
-        if not mine and not whole:  # another process indexes it already
+    with cache.readable_errors(), try_lock(folder / ".lock") as locked:
+        if not locked and not whole:  # another process indexes it already
             return OpenedDump(folder, {}, True)
         with Indexer(dump, folder, options) as indexer:
             opened = first_look(indexer, whole=whole, searchable=searchable)
@@ -55,7 +55,7 @@ def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = Fals
         indexer.diagnose()
     summary = indexer.summary()
     if not indexer.store.last_n() and not more and not summary["metrics"]:
-        nothing = _nothing(indexer.dump, summary, indexer.tables.torn())
+        nothing = _nothing_found(indexer.dump, summary, indexer.tables.torn())
         indexer.close()
         cache.forget(indexer.folder)
         raise DumpError(nothing)
@@ -63,7 +63,7 @@ def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = Fals
     return OpenedDump(indexer.folder, summary, more)
 
 
-def _nothing(dump: Path, summary: dict[str, Any], torn: str | None) -> str:
+def _nothing_found(dump: Path, summary: dict[str, Any], torn: str | None) -> str:
     if skipped := summary["skipped"]:
         first = skipped[0]
         where = f"{first['file']}" + (f", line {first['line']}" if first["line"] else "")

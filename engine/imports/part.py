@@ -89,11 +89,11 @@ class FilePart:
         try:
             reader = self._format(found.document)
         except Exception as error:  # the user's code
-            why = f"its format cannot be recognised ({type(error).__name__}: {str(error)[:160]})"
-            self.problems.append((found.line, why))
+            reason = f"its format cannot be recognised ({type(error).__name__}: {str(error)[:160]})"
+            self.problems.append((found.line, reason))
             return
         if reader is None:
-            self._see(UNKNOWN, 0)
+            self._count_format(UNKNOWN, 0)
             document, member = found.document, ""
             if isinstance(document, dict) and document.keys() == {"member", "document"}:
                 member, document = f"{document['member']}: ", document["document"]
@@ -114,11 +114,11 @@ class FilePart:
                     self._expect(item, item.format or reader.name)
         except Exception as error:  # a document may hold anything, and a format may be the user's code
             self._drop(rows)
-            why = f"{reader.name}: it cannot be read ({type(error).__name__}: {str(error)[:160]})"
+            reason = f"{reader.name}: it cannot be read ({type(error).__name__}: {str(error)[:160]})"
             deep = isinstance(error, RecursionError)
-            self.problems.append((found.line, "it is nested too deeply" if deep else why))
+            self.problems.append((found.line, "it is nested too deeply" if deep else reason))
             return
-        self._see(reader.name, read - rows)
+        self._count_format(reader.name, read - rows)
         self._measure(reader, found, rollouts)
         for item in items:
             if isinstance(item, Numbers):
@@ -143,15 +143,15 @@ class FilePart:
         words, reached = words_reached(found.document, rollouts)
         self.words += Counter(words=words, reached=reached)
         if silent and is_low(words, reached, 0.5):
-            why = f"{reader.name}: {reached / words:.0%} of its text reached a message, none of it the policy's: "
-            self.problems.append((found.line, f"{why}the shape of its messages is not known"))
+            reason = f"{reader.name}: {reached / words:.0%} of its text reached a message, none of it the policy's: "
+            self.problems.append((found.line, f"{reason}the shape of its messages is not known"))
 
     def _drop(self, rows: int) -> None:
         del self.rows[rows:], self.places[rows:]
         self.last = ((), None, None)
         self.known = {id_: row for id_, row in self.known.items() if row[0] is None or row[0] < rows}
 
-    def _see(self, format_: str, rollouts: int, documents: int = 1) -> None:
+    def _count_format(self, format_: str, rollouts: int, documents: int = 1) -> None:
         known, before = self.seen.get(format_, (0, 0))
         self.seen[format_] = (known + documents, before + rollouts)
 
@@ -170,9 +170,9 @@ class FilePart:
 
     def _add(self, rollout: Rollout, found: FoundDocument, part: int, scope: str) -> None:
         unique = bool(rollout.id) and (rollout.same_as_id or rollout.grows)
-        at, n, turns = self._row_of(rollout.id) if unique or self.store.expecting else (None, None, None)
+        known_row, n, turns = self._row_of(rollout.id) if unique or self.store.expecting else (None, None, None)
         if turns is not None and not unique:  # a different rollout with the same id
-            at = n = None
+            known_row = n = None
         elif turns is not None and not rollout.grows:
             self.again.append((rollout.id, rollout))
             return
@@ -182,22 +182,23 @@ class FilePart:
         fallback = f"{fallback}.{part}" if part else fallback
         named = identity(rollout, scope, fallback)
         place = (self.source, found.offset, found.length, part)
-        if any(m.is_agent for m in rollout.prompt) and at is None and n is None and not rollout.grows:
-            talk, before, number_ = self.last
-            if talk and rollout.prompt[: len(talk)] == talk:  # a later step of the previous rollout
-                at, n, rollout = before, number_, with_turns_of_prompt(rollout)
+        if any(m.is_agent for m in rollout.prompt) and known_row is None and n is None and not rollout.grows:
+            conversation, before, number_ = self.last
+            # A later step of the previous rollout.
+            if conversation and rollout.prompt[: len(conversation)] == conversation:
+                known_row, n, rollout = before, number_, with_turns_of_prompt(rollout)
                 place = (*place[:3], ~part)
-        if at is not None or n is not None:  # the list already shows it
-            group, position = self._shown(at, n)
+        if known_row is not None or n is not None:  # the list already shows it
+            group, position = self._shown(known_row, n)
             named = named if not group.endswith(named[1]) else (named[0], group)
             listed = listed_of(rollout, named, fallback_id=fallback, index=position)
-            if at is not None:
-                self.rows[at], self.places[at] = listed, place
+            if known_row is not None:
+                self.rows[known_row], self.places[known_row] = listed, place
             elif n is not None:
                 self.read[n] = (listed, place)
             if unique:
-                self.known[rollout.id] = at, n
-            self.last = ((*rollout.prompt, *rollout.completion), at, n)
+                self.known[rollout.id] = known_row, n
+            self.last = ((*rollout.prompt, *rollout.completion), known_row, n)
             return
         group, position = self._placed(rollout, named[1])
         if unique:
@@ -219,17 +220,17 @@ class FilePart:
                     self.rows[i] = row._replace(group=earlier, values=values)
         return group, position
 
-    def _shown(self, at: int | None, n: int | None) -> tuple[str, int]:
-        if at is not None:
-            return self.rows[at].group, int(self.rows[at].values["rollout"] or 0)
+    def _shown(self, row: int | None, n: int | None) -> tuple[str, int]:
+        if row is not None:
+            return self.rows[row].group, int(self.rows[row].values["rollout"] or 0)
         sql = "SELECT name, rollout FROM rows JOIN groups ON groups.id = grp WHERE n = ?"
         return self.store.db.execute(sql, (n,)).fetchone()  # type: ignore[no-any-return]
 
     def _row_of(self, id_: str) -> tuple[int | None, int | None, Any]:
         """Find the row with an id. Return its position in this part, or its number, and its turns (None: not read)."""
-        at, n = self.known.get(id_, (None, None))
-        if at is not None:
-            return at, None, self.rows[at].values["turns"]
+        row, n = self.known.get(id_, (None, None))
+        if row is not None:
+            return row, None, self.rows[row].values["turns"]
         sql = "SELECT rows.n, turns FROM cards JOIN rows ON rows.n = cards.n WHERE cards.id = ? ORDER BY 1 DESC LIMIT 1"
         n, turns = (n, None) if n is not None else self.store.db.execute(sql, (clean(id_),)).fetchone() or (None, None)
         return None, n, self.read[n][0].values["turns"] if n in self.read else turns
@@ -237,9 +238,9 @@ class FilePart:
     def _expect(self, item: Expected, format_: str) -> None:
         """Add a row for a rollout that will be read later, unless it is known or its file is missing."""
         rollout = item.rollout
-        at, n, _ = self._row_of(rollout.id)
+        known_row, n, _ = self._row_of(rollout.id)
         source = self.source if item.path is None else self._source_of(item.path)
-        if at is not None or n is not None or source is None:
+        if known_row is not None or n is not None or source is None:
             return
         prompt_id, group = identity(rollout, self.store.scope(format_))
         group, position = self._placed(rollout, group)
@@ -248,7 +249,7 @@ class FilePart:
         row = listed_of(rollout, (prompt_id, group), fallback_id="", index=position)
         self.rows.append(row._replace(labels=None, values={**row.values, "turns": None}))
         self.places.append((source, item.at, item.length, 0))
-        self._see(format_, 1, documents=0)
+        self._count_format(format_, 1, documents=0)
 
     def _source_of(self, path: Path) -> int | None:
         sql = "SELECT id FROM sources WHERE path IN (?, ?) AND container <> ''"
@@ -305,10 +306,10 @@ class FilePart:
         record, db = self.store.record, self.store.db
         for id_, rollout in self.again:
             self._amend(id_, Amendment(id_, rollout.step, None, rollout.advantage, columns(rollout)))
-        for amendment, at, length in self.amendments:
+        for amendment, offset, length in self.amendments:
             extra = codec.encode_json(amendment.extra).decode("utf-8", "replace")
-            stated = (amendment.step, amendment.reward, amendment.advantage)
-            values = (amendment.id, self.source, at, length, *stated, extra)
+            changes = (amendment.step, amendment.reward, amendment.advantage)
+            values = (amendment.id, self.source, offset, length, *changes, extra)
             db.execute("INSERT INTO amendments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
             self._amend(amendment.id, amendment)
         if self.named:
@@ -342,8 +343,8 @@ class FilePart:
         if self.documents > 1:  # a single unknown document is a side file such as settings
             self.problems += self.strange
             self.strange.clear()
-        for line, why in self.problems:
-            self.store.skip(str(self.origin.path), line, why)
+        for line, reason in self.problems:
+            self.store.skip(str(self.origin.path), line, reason)
 
     def _amend_new(self, first: int) -> None:
         """Apply amendments that were read before their rollouts."""
@@ -370,9 +371,9 @@ class FilePart:
         self.store.record.rows.add_extras(n, amendment.extra)
         self._measure_again("n = ?", n)
 
-    def _measure_again(self, which: str, of: int) -> None:
+    def _measure_again(self, which: str, value: int) -> None:
         self.store.db.execute(
-            f"UPDATE measured SET rollouts = -1 WHERE step IN (SELECT step FROM rows WHERE {which})", (of,)
+            f"UPDATE measured SET rollouts = -1 WHERE step IN (SELECT step FROM rows WHERE {which})", (value,)
         )
 
 

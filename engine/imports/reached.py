@@ -37,13 +37,13 @@ def is_silent(rollout: Rollout) -> bool:
 
 def words_reached(document: object, rollouts: list[Rollout]) -> tuple[int, int]:
     """Count the distinct words in the conversations of a document, and how many of them are in a rollout."""
-    said: set[str] = set()
+    known: set[str] = set()
     for part in _spoken(document, "", 0):
-        said.update(_split(part))
-        if len(said) > _WORDS:
+        known.update(_split(part))
+        if len(known) > _WORDS:
             break
     shown = {word for rollout in rollouts for part in _shown(rollout) for word in _split(part)}
-    return len(said), len(said & shown)
+    return len(known), len(known & shown)
 
 
 def _split(value: str) -> list[str]:
@@ -69,9 +69,9 @@ def _spoken(value: object, key: str, depth: int) -> Iterator[str]:
 
 
 def _shown(rollout: Rollout) -> Iterator[str]:
-    for each in (*rollout.prompt, *rollout.completion):
-        yield f"{each.role} {each.text} {each.thought} {each.error or ''}"
-        for call in each.calls:
+    for message in (*rollout.prompt, *rollout.completion):
+        yield f"{message.role} {message.text} {message.thought} {message.error or ''}"
+        for call in message.calls:
             yield f"{call.name} {text(call.arguments)} {call.result or ''}"
     for given in (rollout.answer, rollout.expected, rollout.error):
         yield given or ""

@@ -46,20 +46,20 @@ class DumpReader(RunReader):
     def __init__(self, run_dir: Path | str, dump: Path, options: Options) -> None:
         super().__init__(run_dir)
         self.rollouts = DumpRollouts(self._record)
-        self._of = dump, options
+        self._source = dump, options
 
     @cached_property
     def bodies(self) -> Bodies:
         from .bodies import DumpBodies
 
-        return DumpBodies(self._record, *self._of)
+        return DumpBodies(self._record, *self._source)
 
     def pending(self, query: Query = EVERYTHING) -> str:
         """Describe the missing part of the index in a few words; empty if it is complete for `query`."""
         share = share_indexed(self._record.all(SOURCES))
         if share < 1.0:
-            why = reason_stopped(self._record.run_dir)
-            return f"indexing stopped at {share:.0%}: {why}" if why else f"indexing {share:.0%}"
+            reason = reason_stopped(self._record.run_dir)
+            return f"indexing stopped at {share:.0%}: {reason}" if reason else f"indexing {share:.0%}"
         reached, rollouts = self.rollouts.searchable(), self.rollouts.total()
         if self.rollouts.reads_text(query) and reached < rollouts:
             return f"texts searched: {reached:,} of {rollouts:,}"

@@ -98,16 +98,16 @@ class Rollout:
 
     def __post_init__(self) -> None:
         for name, role in (("prompt", "user"), ("completion", "assistant")):
-            given = getattr(self, name)
-            if isinstance(given, str):
-                object.__setattr__(self, name, (Message(role, given),))
-            elif not isinstance(given, Sequence) or (given and not isinstance(given[0], Message | Mapping)):
-                wrong = type(given[0] if isinstance(given, Sequence) else given).__name__
+            value = getattr(self, name)
+            if isinstance(value, str):
+                object.__setattr__(self, name, (Message(role, value),))
+            elif not isinstance(value, Sequence) or (value and not isinstance(value[0], Message | Mapping)):
+                wrong = type(value[0] if isinstance(value, Sequence) else value).__name__
                 right = 'a text, or messages such as [Message("user", "What is 5 + 1?")]'
                 raise TypeError(f"{name} of a Rollout holds a {wrong}; right would be {right}")
         for name in ("id", "group", "prompt_id", "answer", "expected", "error"):
-            if not isinstance(given := getattr(self, name), str | None):
-                object.__setattr__(self, name, text(given))
+            if not isinstance(value := getattr(self, name), str | None):
+                object.__setattr__(self, name, text(value))
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,9 @@ def flat(value: str, role: str = "user") -> tuple[Message, ...]:
         if head.strip() or (role == "assistant" and first.start()):
             found.append(Message("system" if role == "user" else role, head))
         for part in message.finditer(value):
-            said = Message(ROLES.get(part["role"], part["role"]), _trimmed(part["text"]))
-            if not said.is_agent or part.end() < len(value) or not _TO_BE_SAID.fullmatch(said.text):
-                found.append(said)
+            message_ = Message(ROLES.get(part["role"], part["role"]), _trimmed(part["text"]))
+            if not message_.is_agent or part.end() < len(value) or not _TO_BE_SAID.fullmatch(message_.text):
+                found.append(message_)
         return read(found)
     return read([Message(role, _trimmed(value))])
 
@@ -111,9 +111,9 @@ def stripped_prompt(value: str) -> tuple[Message, ...]:
     found = []
     for i, mark in enumerate(marks):
         end = marks[i + 1].start() if i + 1 < len(marks) else len(value)
-        said = Message(ROLES.get(mark["role"], mark["role"]), value[mark.end() : end])
-        if not said.is_agent or not _TO_BE_SAID.fullmatch(said.text):
-            found.append(said)
+        message = Message(ROLES.get(mark["role"], mark["role"]), value[mark.end() : end])
+        if not message.is_agent or not _TO_BE_SAID.fullmatch(message.text):
+            found.append(message)
     return tuple(found)
 
 
@@ -126,19 +126,20 @@ def stripped_completion(value: str) -> tuple[Message, ...]:
     agent = "\nassistant\n" if "\nassistant\n" in value else "\nmodel\n"
     *answered, rest = value.split(agent)
     for part in answered:
-        marks = [(at, role) for role in ("user", "tool") if (at := part.find(f"\n{role}\n")) >= 0]
+        marks = [(position, role) for role in ("user", "tool") if (position := part.find(f"\n{role}\n")) >= 0]
         if not marks:  # not a template mark but the policy's own line
             own += f"{part}{agent}"
             continue
-        at, role = min(marks)
-        answer = part[at + len(role) + 2 :]
-        found.append(Message("assistant", own + part[:at]))
+        position, role = min(marks)
+        answer = part[position + len(role) + 2 :]
+        found.append(Message("assistant", own + part[:position]))
         found += _answers(answer, role)
         own = ""
     rest = own + rest
-    if (at := rest.find("\nuser\n<tool_response>")) >= 0 or (at := rest.find("\ntool\n")) >= 0:  # it ended with a call
-        _, role, answer = rest[at:].split("\n", 2)
-        found.append(Message("assistant", rest[:at]))
+    # It ended with a call.
+    if (position := rest.find("\nuser\n<tool_response>")) >= 0 or (position := rest.find("\ntool\n")) >= 0:
+        _, role, answer = rest[position:].split("\n", 2)
+        found.append(Message("assistant", rest[:position]))
         return read([*found, *_answers(answer, role)])
     found.append(Message("assistant", rest.removesuffix("\n") if found or rest != "\n" else ""))
     return read(found)
@@ -153,44 +154,44 @@ def _answers(answer: str, role: str) -> list[Message]:
 
 def read(found: Iterable[Message]) -> tuple[Message, ...]:
     """Extract calls from agents' texts, and split tool responses from their tags."""
-    made = []
-    for said in found:
-        if said.is_agent:
-            said = with_text_calls(said)
-        elif responses := _tool_responses(said.text):
-            made += [replace(said, role="tool", text=response) for response in responses]
+    messages = []
+    for message in found:
+        if message.is_agent:
+            message = with_text_calls(message)
+        elif responses := _tool_responses(message.text):
+            messages += [replace(message, role="tool", text=response) for response in responses]
             continue
-        made.append(said)
-    return tuple(made)
+        messages.append(message)
+    return tuple(messages)
 
 
 def joined(found: Sequence[Message]) -> tuple[Message, ...]:
     """Join the entries of one turn, because Responses items, ShareGPT and gpt-oss write text and calls separately."""
-    made: list[Message] = []
-    for said in found:
-        last = made[-1] if made else None
-        only_calls = bool(said.calls) and not said.text and not said.thought
+    result: list[Message] = []
+    for message in found:
+        last = result[-1] if result else None
+        only_calls = bool(message.calls) and not message.text and not message.thought
         after_thought = last is not None and bool(last.thought) and not last.text and not last.calls
         # an entry with only calls, or one that follows a bare thought, continues the previous turn
-        if last is not None and last.is_agent and said.is_agent and (only_calls or after_thought):
-            made[-1] = replace(
+        if last is not None and last.is_agent and message.is_agent and (only_calls or after_thought):
+            result[-1] = replace(
                 last,
-                text=last.text or said.text,
-                thought="\n".join(t for t in (last.thought, said.thought) if t),
-                calls=(*last.calls, *said.calls),
-                stop=said.stop or last.stop,
+                text=last.text or message.text,
+                thought="\n".join(t for t in (last.thought, message.thought) if t),
+                calls=(*last.calls, *message.calls),
+                stop=message.stop or last.stop,
             )
         else:
-            made.append(said)
-    return tuple(made)
+            result.append(message)
+    return tuple(result)
 
 
 def _harmony(value: str, role: str) -> tuple[Message, ...]:
     def parts() -> Iterator[Message]:
         for part in _HARMONY.finditer(value):
-            who, channel = (part["role"] or "").strip(), (part["channel"] or "").strip()
-            called = _RECIPIENT.search(f"{who} {channel}")
-            author = who.partition(" ")[0] or ("assistant" if role == "assistant" or channel else role)
+            role_text, channel = (part["role"] or "").strip(), (part["channel"] or "").strip()
+            called = _RECIPIENT.search(f"{role_text} {channel}")
+            author = role_text.partition(" ")[0] or ("assistant" if role == "assistant" or channel else role)
             if author.startswith("functions."):
                 yield Message("tool", part["text"], name=author.removeprefix("functions."))
             elif called is not None:
@@ -206,13 +207,13 @@ def _harmony(value: str, role: str) -> tuple[Message, ...]:
 def _tool_responses(value: str) -> list[str]:
     """Return the results if a text contains nothing but tool results."""
     found: list[str] = []
-    at = 0
-    while at < len(value):
-        match = _TOOL_RESPONSE.match(value, at)
+    offset = 0
+    while offset < len(value):
+        match = _TOOL_RESPONSE.match(value, offset)
         if match is None:
             return []
         found.append(match[1])
-        at = match.end()
+        offset = match.end()
     return found
 
 

@@ -28,16 +28,16 @@ def token_arrays(
     token_ids = [whole(i) for i in ids]
     if not token_ids or any(i is None or not 0 <= i < 2**31 for i in token_ids):
         return None
-    spoken = [bool(number(m)) for m in mask][: len(token_ids)]
-    spoken += [False] * (len(token_ids) - len(spoken))
-    begins = [now and not before for before, now in pairwise([False, *spoken])]
+    by_agent = [bool(number(m)) for m in mask][: len(token_ids)]
+    by_agent += [False] * (len(token_ids) - len(by_agent))
+    begins = [now and not before for before, now in pairwise([False, *by_agent])]
     return TokenArrays(
         memoryview(array("i", [i or 0 for i in token_ids])),
-        memoryview(bytes(spoken)),
+        memoryview(bytes(by_agent)),
         memoryview(array("f", _fitted(logprobs, len(token_ids)))),
         memoryview(array("h", [min(count - 1, 32767) for count in accumulate(begins)])),
         memoryview(array("f", _fitted(advantages, len(token_ids)))) if advantages else None,
-        _overlays(overlays or {}, spoken),
+        _overlays(overlays or {}, by_agent),
     )
 
 
@@ -50,12 +50,12 @@ def tokens_of_nodes(nodes: Sequence[Document]) -> Maker:
         logprobs: list[object] = []
         advantages: list[object] = []
         for node in nodes:
-            own = listed(node.get("token_ids"))
-            spoken = listed(node.get("mask")) or [bool(node.get("sampled"))] * len(own)
-            ids += own
-            mask += spoken
-            logprobs += _spread(listed(node.get("logprobs")), spoken)
-            advantages += _spread(listed(node.get("advantages")), spoken)
+            tokens = listed(node.get("token_ids"))
+            mask_of_node = listed(node.get("mask")) or [bool(node.get("sampled"))] * len(tokens)
+            ids += tokens
+            mask += mask_of_node
+            logprobs += _spread(listed(node.get("logprobs")), mask_of_node)
+            advantages += _spread(listed(node.get("advantages")), mask_of_node)
         known = any(a for a in advantages)
         return token_arrays(ids, mask, logprobs, advantages if known else ())
 
@@ -72,13 +72,13 @@ def tokens_of_calls(calls: Sequence[tuple[Sequence[object], ...]]) -> Maker | No
         ids: list[object] = []
         mask: list[int] = []
         logprobs: list[object] = []
-        for read, wrote, given in calls:
+        for read, wrote, known in calls:
             if list(read[: len(ids)]) != ids:
                 return None
             new = len(read) - len(ids)
             ids = [*read, *wrote]
             mask += [0] * new + [1] * len(wrote)
-            logprobs += [0.0] * new + (list(given) if len(given) == len(wrote) else [0.0] * len(wrote))
+            logprobs += [0.0] * new + (list(known) if len(known) == len(wrote) else [0.0] * len(wrote))
         return token_arrays(ids, mask, logprobs)
 
     return make
@@ -102,12 +102,12 @@ def tokens_with_more(
     return made
 
 
-def _overlays(given: Mapping[str, Sequence[object]], spoken: Sequence[int]) -> dict[str, memoryview]:
+def _overlays(values_by_name: Mapping[str, Sequence[object]], mask: Sequence[int]) -> dict[str, memoryview]:
     """Return the usable overlays by name, with one number per token (NaN: unknown)."""
     found: dict[str, memoryview] = {}
-    for name, values in given.items():
-        if len(values) == len(spoken) and any(number(v) is not None for v in values):
-            known = [n if m and (n := number(v)) is not None else nan for v, m in zip(values, spoken, strict=True)]
+    for name, values in values_by_name.items():
+        if len(values) == len(mask) and any(number(v) is not None for v in values):
+            known = [n if m and (n := number(v)) is not None else nan for v, m in zip(values, mask, strict=True)]
             found[name] = memoryview(array("f", known))
     return found
 
@@ -116,8 +116,8 @@ def _spread(values: Sequence[object], mask: Sequence[object]) -> list[object]:
     """Return one value per token. If only sampled tokens have values, align them by the mask."""
     if len(values) == len(mask):
         return list(values)
-    given = iter(values)
-    return [next(given, 0.0) if m else 0.0 for m in mask]
+    remaining = iter(values)
+    return [next(remaining, 0.0) if m else 0.0 for m in mask]
 
 
 def _fitted(values: Sequence[object], size: int) -> list[float]:

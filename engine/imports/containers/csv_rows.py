@@ -54,9 +54,9 @@ class CsvRows(Container):
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
         header, begin, delimiter = _header(path)
-        at = max(after, begin)
+        offset = max(after, begin)
         with open(path, "rb") as file:
-            file.seek(at)
+            file.seek(offset)
             taken = 0
 
             def lines() -> Iterator[str]:
@@ -76,11 +76,11 @@ class CsvRows(Container):
                         ][: len(values)]
                     if len(values) == len(header):
                         row = CsvRow((name, value or None) for name, value in zip(header, values, strict=True) if name)
-                        yield FoundDocument(at, length, line + 1, at + length, row)
+                        yield FoundDocument(offset, length, line + 1, offset + length, row)
                     elif values:
                         problem = f"the row has {len(values)} columns, the first row {len(header)}"
-                        yield FoundDocument(at, length, line + 1, at + length, problem=problem)
-                    at += length
+                        yield FoundDocument(offset, length, line + 1, offset + length, problem=problem)
+                    offset += length
             except csv.Error as error:
                 raise DumpError(f"{path}, row {line + 2}: {error}") from None
 

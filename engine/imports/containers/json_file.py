@@ -63,9 +63,9 @@ class JsonFile(Container):
             raise DumpError(f"{path}, byte {offset}: {error}; the file has changed since it was indexed") from None
 
 
-def _opened(path: Path, at: int) -> BufferedIOBase:
+def _opened(path: Path, offset: int) -> BufferedIOBase:
     file = path.open("rb")
-    file.seek(at)
+    file.seek(offset)
     return file
 
 
@@ -94,48 +94,48 @@ def items(at: Callable[[int], BufferedIOBase], after: int, line: int) -> Iterato
     stream = at(after)
     base, text = after, stream.read(_BLOCK).decode("latin-1")
     begin = _BEGIN.match(text) if after == 0 else None
-    place = begin.end() if begin is not None else 0
+    position = begin.end() if begin is not None else 0
     while True:
-        place = _BETWEEN.match(text, place).end()  # type: ignore[union-attr] - it also matches the empty text
-        problem, end = None, place
+        position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr] - it also matches the empty text
+        problem, end = None, position
         try:
-            end = decoder.raw_decode(text, place)[1]
+            end = decoder.raw_decode(text, position)[1]
         except RecursionError:
             problem = "it is nested too deeply"
         except json.JSONDecodeError as error:
             problem = f"it is no JSON ({error.msg} at byte {base + error.pos})"
             # a truncated item fails at its end, or at the beginning of an unterminated string
             torn = error.msg.startswith("Unterminated") or error.pos >= len(text) - 16
-            if len(text) - place > MAX_DOCUMENT:
+            if len(text) - position > MAX_DOCUMENT:
                 problem = f"the item has more than {MAX_DOCUMENT >> 20} MiB"
-            elif torn and (more := stream.read(max(_BLOCK, len(text) - place))):
-                base, text, place = base + place, text[place:] + more.decode("latin-1"), 0
+            elif torn and (more := stream.read(max(_BLOCK, len(text) - position))):
+                base, text, position = base + position, text[position:] + more.decode("latin-1"), 0
                 continue
         line += 1
         if problem is not None:
-            begins = base + place
+            begins = base + position
             behind = _behind(at(begins), begins)
             if behind is None:
-                if text[place:].strip():
+                if text[position:].strip():
                     problem += "; the file is not read from here on"
                     yield FoundDocument(begins, 0, line, base + len(text), problem=problem)
                 return
             yield FoundDocument(begins, behind - begins, line, behind, problem=problem)
             stream = at(behind)
-            base, text, place = behind, stream.read(_BLOCK).decode("latin-1"), 0
+            base, text, position = behind, stream.read(_BLOCK).decode("latin-1"), 0
             continue
         try:
-            document = loads(text[place:end].encode("latin-1"))
+            document = loads(text[position:end].encode("latin-1"))
         except ValueError as error:
-            yield FoundDocument(base + place, end - place, line, base + end, problem=str(error))
+            yield FoundDocument(base + position, end - position, line, base + end, problem=str(error))
         else:
-            yield FoundDocument(base + place, end - place, line, base + end, document)
-        place = end
+            yield FoundDocument(base + position, end - position, line, base + end, document)
+        position = end
 
 
-def _behind(stream: BufferedIOBase, at: int) -> int | None:
+def _behind(stream: BufferedIOBase, offset: int) -> int | None:
     """Match brackets to find the end of an object or list that is too large or damaged; None if there is none. Both
-    the object and the stream begin at byte `at`."""
+    the object and the stream begin at byte `offset`."""
     depth, inside = 0, False
     while block := stream.read(_BLOCK):
         i = 0
@@ -150,10 +150,10 @@ def _behind(stream: BufferedIOBase, at: int) -> int | None:
             else:
                 depth += 1 if mark in b"{[" else -1
                 if depth <= 0:
-                    return at + i if depth == 0 else None
+                    return offset + i if depth == 0 else None
         if depth == 0:
             return None  # it does not begin with a bracket
-        at += len(block)
+        offset += len(block)
     return None
 
 

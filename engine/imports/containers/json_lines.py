@@ -25,8 +25,8 @@ class JsonLines(Container):
             yield from lines(file, after, line)
 
 
-def lines(stream: BufferedIOBase, at: int, line: int, *, grows: bool = True) -> Iterator[FoundDocument]:
-    """Yield the documents of a stream of lines, from byte `at`, which follows line number `line`.
+def lines(stream: BufferedIOBase, offset: int, line: int, *, grows: bool = True) -> Iterator[FoundDocument]:
+    """Yield the documents of a stream of lines, from byte `offset`, which follows line number `line`.
 
     An incomplete last line is left for later if the stream `grows`, else it is reported.
     """
@@ -44,8 +44,8 @@ def lines(stream: BufferedIOBase, at: int, line: int, *, grows: bool = True) -> 
                 document, problem = loads(data), None
             except ValueError as error:
                 document, problem = None, str(error)
-            whole = ended or length > MAX_DOCUMENT
-            if not whole and (grows if problem else not isinstance(document, (dict, list))):
+            complete = ended or length > MAX_DOCUMENT
+            if not complete and (grows if problem else not isinstance(document, (dict, list))):
                 return
-            yield FoundDocument(at, length, line, at + length + ended, document, problem)
-        at += length + ended
+            yield FoundDocument(offset, length, line, offset + length + ended, document, problem)
+        offset += length + ended

@@ -92,10 +92,10 @@ class PackedLines(Container):
 
     def _bytes(self, path: Path, offset: int, length: int) -> bytes:
         key = (path, *stat_of(path))
-        (known, stream, at), self._kept = self._kept, (None, None, 0)
-        if stream is None or known != key or not self.start_of(path, offset)[1] <= at <= offset:
-            stream, at = self._at(path, offset), offset
-        _skip(stream, offset - at)
+        (known, stream, position), self._kept = self._kept, (None, None, 0)
+        if stream is None or known != key or not self.start_of(path, offset)[1] <= position <= offset:
+            stream, position = self._at(path, offset), offset
+        _skip(stream, offset - position)
         data = b""
         if length == TO_ITS_END:
             data = stream.readline(MAX_DOCUMENT)
@@ -180,9 +180,9 @@ class ZstdLines(PackedLines):
         return ZstdFile(file)
 
     def start_of(self, path: Path, offset: int) -> tuple[int, int]:
-        for at, end, start in _seek_table(path) if offset else ():
+        for begin, end, start in _seek_table(path) if offset else ():
             if end > offset:
-                return at, start
+                return begin, start
         return 0, 0
 
     def end(self, path: Path) -> int:
@@ -208,11 +208,11 @@ def _seek_table(path: Path) -> tuple[tuple[int, int, int], ...]:
         if struct.unpack("<I", file.read(4))[0] != SKIPPABLE:
             return ()
         file.read(4)
-        found, at, text = [], 0, 0
+        found, offset, text = [], 0, 0
         for _ in range(frames):
-            packed, plain = struct.unpack("<II", file.read(entry)[:8])
-            found.append((at, text + plain, text))
-            at, text = at + packed, text + plain
+            packed, unpacked = struct.unpack("<II", file.read(entry)[:8])
+            found.append((offset, text + unpacked, text))
+            offset, text = offset + packed, text + unpacked
         return tuple(found)
 
 

@@ -46,31 +46,31 @@ class Parquet(Container):
         return head[:4] == b"PAR1"
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
-        at = 0
+        first = 0
         for batch in _batches(path):
-            if at + batch.num_rows > after:
-                for i, row in enumerate(_rows(path, batch), at):
+            if first + batch.num_rows > after:
+                for i, row in enumerate(_rows(path, batch), first):
                     if i >= after:
                         yield FoundDocument(i, 1, i + 1, i + 1, row)
-            at += batch.num_rows
+            first += batch.num_rows
 
     def read(self, path: Path, offset: int, length: int) -> object:
         """Return a row by its number. The last batch is cached, so nearby rows are cheap."""
         key = (path, *stat_of(path))
-        (known, batches, at, rows), self._kept = self._kept, (None, iter(()), 0, [])
-        if known != key or offset < at:
-            batches, at, rows = _batches(path), 0, []
-        while offset >= at + len(rows):
-            at += len(rows)
+        (known, batches, first, rows), self._kept = self._kept, (None, iter(()), 0, [])
+        if known != key or offset < first:
+            batches, first, rows = _batches(path), 0, []
+        while offset >= first + len(rows):
+            first += len(rows)
             batch = next(batches, None)
-            while batch is not None and offset >= at + batch.num_rows:  # skip without creating values
-                at += batch.num_rows
+            while batch is not None and offset >= first + batch.num_rows:  # skip without creating values
+                first += batch.num_rows
                 batch = next(batches, None)
             if batch is None:
                 raise DumpError(f"{path} has changed since it was indexed: it has no row {offset + 1} any more")
             rows = list(_rows(path, batch))
-        self._kept = key, batches, at, rows
-        return rows[offset - at]
+        self._kept = key, batches, first, rows
+        return rows[offset - first]
 
 
 def _batches(path: Path) -> Iterator[Any]:
@@ -82,10 +82,10 @@ def _batches(path: Path) -> Iterator[Any]:
         yield from _by_pyarrow(path)
         return
     try:
-        with _quiet():
+        with _silence():
             reader = read_parquet(str(path), batch_size=BATCH)
         while True:
-            with _quiet():
+            with _silence():
                 batch = next(reader, None)
             if batch is None:
                 return
@@ -110,8 +110,8 @@ def _by_pyarrow(path: Path) -> Iterator[object]:
 
 
 def _unreadable(path: Path, error: BaseException) -> DumpError:
-    said = (str(error).splitlines() or [type(error).__name__])[0][:200]
-    return DumpError(f"{path}: this parquet file cannot be read ({said})")
+    message = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return DumpError(f"{path}: this parquet file cannot be read ({message})")
 
 
 def _rows(path: Path, batch: Any) -> Iterator[Row]:
@@ -119,9 +119,9 @@ def _rows(path: Path, batch: Any) -> Iterator[Row]:
     names = [str(name) for name in batch.schema.names]
     kinds = [str(batch.schema.field(i).type) for i in range(len(names))]
     try:
-        with _quiet():
-            whole = {n for n in COPIES if n in names and batch.column(names.index(n)).null_count == 0}
-            left_out = {copy for name in whole for copy in COPIES[name]}
+        with _silence():
+            complete = {n for n in COPIES if n in names and batch.column(names.index(n)).null_count == 0}
+            left_out = {copy for name in complete for copy in COPIES[name]}
             columns = [
                 [None] * batch.num_rows if name in left_out or _is_bytes(kind) else _values(batch.column(i), kind)
                 for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
@@ -176,7 +176,7 @@ def _check_footer(path: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence() -> Iterator[None]:
     """Hide the messages of a Rust panic, which would appear on the screen."""
     try:
         kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)

@@ -40,30 +40,30 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
     Raises ValueError for a damaged buffer.
     """
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
+    offset = 0
+    while offset < len(data):
+        key, offset = _varint(data, offset)
         if key & 7 == 0:
-            value, at = _varint(data, at)
+            value, offset = _varint(data, offset)
             yield key >> 3, value
             continue
         size = {1: 8, 5: 4}.get(key & 7)
         if key & 7 == 2:
-            size, at = _varint(data, at)
-        if size is None or at + size > len(data):
+            size, offset = _varint(data, offset)
+        if size is None or offset + size > len(data):
             raise ValueError("the record is no protocol buffer")
-        yield key >> 3, data[at : at + size]
-        at += size
+        yield key >> 3, data[offset : offset + size]
+        offset += size
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
-    while at < len(data) and shift < 70:
-        value |= (data[at] & 0x7F) << shift
+    while offset < len(data) and shift < 70:
+        value |= (data[offset] & 0x7F) << shift
         shift += 7
-        at += 1
-        if data[at - 1] < 0x80:
-            return value, at
+        offset += 1
+        if data[offset - 1] < 0x80:
+            return value, offset
     raise ValueError("the record is no protocol buffer")
 
 
@@ -73,16 +73,18 @@ class _ScalarLog(Container):
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
         """Yield `{kind: {name: value}, "step": step}`, merging neighbouring records of one step."""
         step, values, begin = None, dict[str, float](), after
-        at = after
+        offset = after
         with open(path, "rb") as file:
-            for start, at, record in self._records(file, after):
+            for start, offset, record in self._records(file, after):
                 line += 1
                 try:
                     if record is None:
                         raise ValueError("its checksum is wrong")
                     new, more = self._scalars(record)
                 except (ValueError, TypeError, AttributeError, struct.error) as error:
-                    yield FoundDocument(start, at - start, line, at, problem=f"record {line} is damaged ({error})")
+                    yield FoundDocument(
+                        start, offset - start, line, offset, problem=f"record {line} is damaged ({error})"
+                    )
                     continue
                 if not more:
                     continue
@@ -93,10 +95,10 @@ class _ScalarLog(Container):
                     begin = start
                 step, values = new, {**values, **more}
         if values:
-            yield FoundDocument(begin, at - begin, line, at, {self.kind: values, "step": step})
+            yield FoundDocument(begin, offset - begin, line, offset, {self.kind: values, "step": step})
 
     @abstractmethod
-    def _records(self, file: BinaryIO, at: int) -> Iterator[tuple[int, int, bytes | None]]:
+    def _records(self, file: BinaryIO, offset: int) -> Iterator[tuple[int, int, bytes | None]]:
         """Yield begin, end and content of each complete record; content is None for a damaged one."""
 
     @abstractmethod
@@ -113,24 +115,24 @@ class TensorBoard(_ScalarLog):
     def detect(self, head: bytes) -> bool:
         return len(head) > 12 and crc32c(head[:8]) == int.from_bytes(head[8:12], "little")
 
-    def _records(self, file: BinaryIO, at: int) -> Iterator[tuple[int, int, bytes | None]]:
-        file.seek(at)
+    def _records(self, file: BinaryIO, offset: int) -> Iterator[tuple[int, int, bytes | None]]:
+        file.seek(offset)
         while len(head := file.read(12)) == 12:
             size, checksum = struct.unpack("<QI", head)
             if crc32c(head[:8]) != checksum:
-                yield at, at + 12, None  # no record after it can be found
+                yield offset, offset + 12, None  # no record after it can be found
                 return
-            end = at + 16 + size
+            end = offset + 16 + size
             if size > _LARGEST:
                 file.seek(end)
-                yield at, end, b""
+                yield offset, end, b""
             else:
                 data = file.read(size + 4)
                 if len(data) < size + 4:  # it is still being written
                     return
-                whole = crc32c(data[:-4]) == int.from_bytes(data[-4:], "little")
-                yield at, end, data[:-4] if whole else None
-            at = end
+                intact = crc32c(data[:-4]) == int.from_bytes(data[-4:], "little")
+                yield offset, end, data[:-4] if intact else None
+            offset = end
 
     def _scalars(self, record: bytes) -> tuple[int | None, dict[str, float]]:
         step, found = 0, dict[str, float]()
@@ -154,10 +156,10 @@ def _summary(data: bytes) -> dict[str, float]:
             (scalar,) = struct.unpack("<f", value)
         elif number == 8:
             tensor = dict(fields(value))
-            of_type = {1: ("<f", 5), 2: ("<d", 6)}.get(tensor.get(1, 0))
-            if of_type is not None:
-                stored = tensor.get(of_type[1], tensor.get(4, b""))
-                scalar = struct.unpack(*of_type[:1], stored)[0] if len(stored) == struct.calcsize(of_type[0]) else None
+            layout = {1: ("<f", 5), 2: ("<d", 6)}.get(tensor.get(1, 0))
+            if layout is not None:
+                stored = tensor.get(layout[1], tensor.get(4, b""))
+                scalar = struct.unpack(*layout[:1], stored)[0] if len(stored) == struct.calcsize(layout[0]) else None
     return {} if scalar is None else {name: scalar}
 
 
@@ -171,25 +173,25 @@ class WandbLog(_ScalarLog):
     def detect(self, head: bytes) -> bool:
         return head[:4] == b":W&B"
 
-    def _records(self, file: BinaryIO, at: int) -> Iterator[tuple[int, int, bytes | None]]:
-        at = max(at, 7)
-        begin, parts, whole = at, b"", True
+    def _records(self, file: BinaryIO, offset: int) -> Iterator[tuple[int, int, bytes | None]]:
+        offset = max(offset, 7)
+        begin, parts, intact = offset, b"", True
         while True:
-            if self._BLOCK - at % self._BLOCK < 7:
-                at += self._BLOCK - at % self._BLOCK
-            file.seek(at)
+            if self._BLOCK - offset % self._BLOCK < 7:
+                offset += self._BLOCK - offset % self._BLOCK
+            file.seek(offset)
             head = file.read(7)
             checksum, size, kind = struct.unpack("<IHB", head) if len(head) == 7 else (0, 0, 0)
             data = file.read(size)
             if not kind or len(data) < size:  # the rest is still being written
                 return
             if kind in (1, 2):  # a whole record, or its first part
-                begin, parts, whole = at, b"", True
-            at += 7 + size
+                begin, parts, intact = offset, b"", True
+            offset += 7 + size
             parts += data
-            whole = whole and zlib.crc32(data, zlib.crc32(bytes([kind]))) == checksum
+            intact = intact and zlib.crc32(data, zlib.crc32(bytes([kind]))) == checksum
             if kind in (1, 4):
-                yield begin, at, parts if whole else None
+                yield begin, offset, parts if intact else None
 
     def _scalars(self, record: bytes) -> tuple[int | None, dict[str, float]]:
         step, found = None, dict[str, float]()

@@ -72,13 +72,13 @@ def is_claude(entry: Mapping[str, object]) -> bool:
 
 def _is_list(start: bytes) -> bool:
     """Return whether the first item of a list is a message or event of a conversation."""
-    begun = start[1:].lstrip().decode("latin-1")  # one character per byte, so a truncated UTF-8 character is no error
+    text = start[1:].lstrip().decode("latin-1")  # one character per byte, so a truncated UTF-8 character is no error
     try:
-        return is_entry(json.JSONDecoder().raw_decode(begun)[0])
+        return is_entry(json.JSONDecoder().raw_decode(text)[0])
     except RecursionError:
         return False
     except ValueError:  # the item exceeds the head: OpenHands begins with a long system prompt
-        keys = begun[:512]
+        keys = text[:512]
         return '"source"' in keys and '"action"' in keys and '"messages"' not in keys
 
 

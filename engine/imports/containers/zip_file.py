@@ -47,16 +47,18 @@ class ZipFile(Container):
         members = _archive(path).infolist()
         begin, parts = divmod(after, _SPAN)
         for position, number in enumerate(_order(path)[begin:], begin):
-            at = position * _SPAN
+            offset = position * _SPAN
             try:
                 done = parts if position == begin else 0
                 for found in _documents(path, number):
                     if found.length == 0:
-                        yield from _parts(replace(found, after=at + _SPAN), done)
+                        yield from _parts(replace(found, after=offset + _SPAN), done)
                     elif found.length > done:  # a line
-                        yield replace(found, after=at + found.length)
+                        yield replace(found, after=offset + found.length)
             except DumpError as error:
-                yield FoundDocument(number, 0, number + 1, at + _SPAN, problem=f"{members[number].filename}: {error}")
+                yield FoundDocument(
+                    number, 0, number + 1, offset + _SPAN, problem=f"{members[number].filename}: {error}"
+                )
 
     def read(self, path: Path, offset: int, length: int) -> object:
         members = _archive(path).infolist()
@@ -111,11 +113,11 @@ def _order(path: Path) -> list[int]:
     """Return the members in reading order: inspect-ai's summaries first if they are small, whether of all samples or of
     each flush, then the others."""
     members, numbers = _archive(path).infolist(), numbers_of(path)
-    whole = [n for name, n in numbers.items() if name == SUMMARIES]
+    summaries = [n for name, n in numbers.items() if name == SUMMARIES]
     flushed = [n for name, n in numbers.items() if name.startswith(JOURNAL)]
-    first = whole if whole and members[whole[0]].file_size <= MAX_INDEX else flushed
+    first = summaries if summaries and members[summaries[0]].file_size <= MAX_INDEX else flushed
     first = [n for n in first if members[n].file_size <= MAX_INDEX]
-    return [*first, *sorted(set(numbers.values()).difference(whole, flushed))]
+    return [*first, *sorted(set(numbers.values()).difference(summaries, flushed))]
 
 
 def _parts(found: FoundDocument, done: int) -> Iterator[FoundDocument]:
@@ -127,9 +129,9 @@ def _parts(found: FoundDocument, done: int) -> Iterator[FoundDocument]:
         yield found
         return
     for part in range(done, -(-len(rows) // _PART)):
-        at = part * _PART
-        last = at + _PART >= len(rows)
-        document = {**inside, "document": rows[at : at + _PART]}
+        offset = part * _PART
+        last = offset + _PART >= len(rows)
+        document = {**inside, "document": rows[offset : offset + _PART]}
         yield replace(found, document=document, after=found.after if last else found.after - _SPAN + part + 1)
 
 

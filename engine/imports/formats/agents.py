@@ -24,28 +24,28 @@ def _mini_messages(value: object) -> tuple[Message, ...]:
         if data.get("role") == "exit":
             continue
         extra = mapping(data.get("extra"))
-        said = conversation([data])
+        messages = conversation([data])
         actions = objects(extra.get("actions"))
-        if actions and said and said[-1].is_agent and not any(m.calls for m in said):
-            said = (*said[:-1], replace(said[-1], calls=tuple(_action(a) for a in actions)))
+        if actions and messages and messages[-1].is_agent and not any(m.calls for m in messages):
+            messages = (*messages[:-1], replace(messages[-1], calls=tuple(_action(a) for a in actions)))
         failed = text(extra.get("exception_info")) or (
             f"exit code {extra['returncode']}" if extra.get("returncode") not in (None, 0) else None
         )
-        found += [replace(m, error=failed) if failed and not m.is_agent else m for m in said]
+        found += [replace(m, error=failed) if failed and not m.is_agent else m for m in messages]
     return joined(found)
 
 
-def _action(given: Document) -> Call:
+def _action(action: Document) -> Call:
     """Read a shell command, with the id of its call if there is one."""
-    arguments = {k: v for k, v in given.items() if k not in ("tool_call_id", "tool")}
-    return Call(str(given.get("tool") or "bash"), arguments, str(given.get("tool_call_id") or ""))
+    arguments = {k: v for k, v in action.items() if k not in ("tool_call_id", "tool")}
+    return Call(str(action.get("tool") or "bash"), arguments, str(action.get("tool_call_id") or ""))
 
 
-def _mini_error(made: Rollout, document: Document, origin: Origin) -> Rollout:
+def _mini_error(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
     ends = [m for m in objects(document.get("messages")) if m.get("role") == "exit"]
-    why = text(at(ends[-1], "extra.exception_str")) if ends else None
-    status = None if made.stop.lower() in ("submitted", "limitsexceeded", "") else made.stop
-    return replace(made, error=f"{made.stop}: {why}" if why else status, answer=made.answer or None)
+    reason = text(at(ends[-1], "extra.exception_str")) if ends else None
+    status = None if rollout.stop.lower() in ("submitted", "limitsexceeded", "") else rollout.stop
+    return replace(rollout, error=f"{rollout.stop}: {reason}" if reason else status, answer=rollout.answer or None)
 
 
 MINI_SWE_AGENT = Mapped(
@@ -81,24 +81,24 @@ def _swe_steps(trajectory: object) -> tuple[Message, ...]:
     found: list[Message] = []
     for step in objects(trajectory):
         action = text(step.get("action")) or ""
-        made = call({"name": (action.split(maxsplit=1) or [""])[0], "arguments": {"command": action.rstrip()}})
-        said = Message(
+        action_call = call({"name": (action.split(maxsplit=1) or [""])[0], "arguments": {"command": action.rstrip()}})
+        turn = Message(
             "assistant",
             message({"role": "assistant", "content": step.get("response")}).text,
             thought=(text(step.get("thought")) or "").strip(),
-            calls=(made,) if action.strip() else (),
+            calls=(action_call,) if action.strip() else (),
             seconds=number(step.get("execution_time")) or 0.0,
         )
-        found += [said, Message("tool", text(step.get("observation")) or "")]
+        found += [turn, Message("tool", text(step.get("observation")) or "")]
     return tuple(found)
 
 
-def _swe_trial(made: Rollout, document: Document, origin: Origin) -> Rollout:
+def _swe_trial(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
     """Take the rollout's id from its file, because an instance may be tried several times."""
     name = origin.path.name.removesuffix(".traj")
-    failed = made.stop.startswith("exit_") or "error" in made.stop.lower()
-    error = made.stop if failed else None
-    return replace(made, id=name, prompt_id=made.prompt_id or name, error=error, answer=made.answer or None)
+    failed = rollout.stop.startswith("exit_") or "error" in rollout.stop.lower()
+    error = rollout.stop if failed else None
+    return replace(rollout, id=name, prompt_id=rollout.prompt_id or name, error=error, answer=rollout.answer or None)
 
 
 SWE_AGENT = Mapped(
@@ -142,17 +142,17 @@ def _episode(document: Document, origin: Origin) -> Iterable[Item]:
     several_solvers = sum(not is_judge(name) for name in names) > 1
     for i, (name, trajectory) in enumerate(zip(names, trajectories, strict=True)):
         steps = objects(trajectory.get("steps"))
-        prompt, said = _rllm_messages(steps)
+        prompt, completion = _rllm_messages(steps)
         ids = [tuple(listed(s.get(k)) for k in ("prompt_ids", "response_ids", "logprobs")) for s in steps]
-        given = [mean(s.get("advantage")) for s in steps]
-        differ = len(set(given)) > 1 or any(several(s.get("advantage")) for s in steps)
+        advantages = [mean(s.get("advantage")) for s in steps]
+        differ = len(set(advantages)) > 1 or any(several(s.get("advantage")) for s in steps)
         versions = {v for s in steps if (v := whole(s.get("weight_version"))) is not None}
-        again = f":{names[:i].count(name)}" if name in names[:i] else ""  # such as two solvers and a judge
+        suffix = f":{names[:i].count(name)}" if name in names[:i] else ""  # such as two solvers and a judge
         about = {**mapping(trajectory.get("metadata")), **mapping(trajectory.get("info"))}
         yield Rollout(
             prompt=prompt,
-            completion=said,
-            id=f"{episode}:{name}{again}" if several_agents else episode,
+            completion=completion,
+            id=f"{episode}:{name}{suffix}" if several_agents else episode,
             step=origin.step if step is None else step,
             group=f"{group}:{name}" if several_solvers and group else group,
             index=whole(index) if index.isdecimal() else None,
@@ -161,7 +161,7 @@ def _episode(document: Document, origin: Origin) -> Iterable[Item]:
             agent=name if several_agents or name not in _UNNAMED else "",
             split="eval" if origin.path.parent.name.startswith(("val", "eval")) else "train",
             reward=number(trajectory.get("reward")),
-            advantage=given[0] if len(set(given)) == 1 else None,
+            advantage=advantages[0] if len(set(advantages)) == 1 else None,
             components=scores(document.get("metrics")),
             expected=text(task.get("ground_truth")) or text(task.get("answer")),
             correct=correct if isinstance(correct, bool) and ended != "error" else None,
@@ -184,17 +184,21 @@ def _rllm_messages(known: list[Document]) -> tuple[tuple[Message, ...], tuple[Me
         return (), ()
     chats = [conversation(listed(s.get("chat_completions"))) for s in known]
     if chats[-1]:
-        prompt, said = split(chats[-1])
-        if sum(m.is_agent for m in said) < len(known) and all(chats):
+        prompt, completion = split(chats[-1])
+        if sum(m.is_agent for m in completion) < len(known) and all(chats):
             prompt = split(chats[0])[0]
-            said = tuple(m for i, chat in enumerate(chats) for m in (chat[len(prompt) :] if i == 0 else chat[-2:]))
+            completion = tuple(
+                m for i, chat in enumerate(chats) for m in (chat[len(prompt) :] if i == 0 else chat[-2:])
+            )
     else:
         prompt = (Message("user", text(known[0].get("observation")) or ""),)
-        said = tuple(Message("assistant", text(s.get("model_response")) or text(s.get("action")) or "") for s in known)
-    if sum(m.is_agent for m in said) == len(known):
+        completion = tuple(
+            Message("assistant", text(s.get("model_response")) or text(s.get("action")) or "") for s in known
+        )
+    if sum(m.is_agent for m in completion) == len(known):
         rewards = iter([number(s.get("reward")) for s in known])
-        said = tuple(replace(m, reward=next(rewards)) if m.is_agent else m for m in said)
-    return prompt, said
+        completion = tuple(replace(m, reward=next(rewards)) if m.is_agent else m for m in completion)
+    return prompt, completion
 
 
 RLLM = Documents(

@@ -29,41 +29,41 @@ _VERIFIERS = ("../verifier", "verifier")
 def _open(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield the rollout, and one more per subagent trajectory inside it."""
     result = origin.beside("../result.json") or origin.beside("result.json")
-    made = _trajectory(document, text(result.get("trial_name")))
+    rollout = _trajectory(document, text(result.get("trial_name")))
     part = _PART.search(origin.path.stem)
     if part is not None:
-        yield replace(_of_trial(made, result, {}, origin), id=f"{made.id}:{part[1]}", unknown=_OF_THE_TRIAL)
+        yield replace(_of_trial(rollout, result, {}, origin), id=f"{rollout.id}:{part[1]}", unknown=_OF_THE_TRIAL)
     else:
-        yield _of_trial(made, result, _rewards(result, origin), origin)
+        yield _of_trial(rollout, result, _rewards(result, origin), origin)
     for i, inner in enumerate(objects(document.get("subagent_trajectories")), 1):
         if isinstance(inner.get("steps"), list):
-            made = replace(_trajectory(inner, None), id=f"{made.id}:{text(inner.get('session_id')) or i}")
-            yield replace(_of_trial(made, result, {}, origin), error=None, unknown=_OF_THE_TRIAL)
+            rollout = replace(_trajectory(inner, None), id=f"{rollout.id}:{text(inner.get('session_id')) or i}")
+            yield replace(_of_trial(rollout, result, {}, origin), error=None, unknown=_OF_THE_TRIAL)
 
 
 def _open_trial(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield a rollout from the `result.json` of a trial without an ATIF trajectory."""
     if any((origin.path.parent / name).exists() for name in ("agent/trajectory.json", "trajectory.json")):
         return
-    made = Rollout(
+    rollout = Rollout(
         id=text(document.get("trial_name")) or "",
         agent=text(at(document, "agent_info.name")) or "",
         model=text(at(document, "agent_info.model_info.name")) or "",
         extra=plain(mapping(document.get("agent_result"))),
     )
-    yield _of_trial(made, document, _rewards(document, origin), origin)
+    yield _of_trial(rollout, document, _rewards(document, origin), origin)
 
 
 def _trajectory(document: Document, trial: str | None) -> Rollout:
     steps = objects(document.get("steps"))
-    prompt, said = split([m for step in steps for m in _messages(step)])
+    prompt, completion = split([m for step in steps for m in _messages(step)])
     agent, final = mapping(document.get("agent")), mapping(document.get("final_metrics"))
     calls = [mapping(s.get("metrics")) for s in steps if s.get("source") == "agent" and s.get("metrics")]
     ids = [tuple(listed(c.get(k)) for k in ("prompt_token_ids", "completion_token_ids", "logprobs")) for c in calls]
     others = {k: v for k, v in document.items() if k not in _READ}
     return Rollout(
         prompt=prompt,
-        completion=said,
+        completion=completion,
         id=trial or text(document.get("session_id")) or "",
         agent=text(agent.get("name")) or "",
         model=text(agent.get("model_name")) or "",
@@ -74,11 +74,11 @@ def _trajectory(document: Document, trial: str | None) -> Rollout:
     )
 
 
-def _of_trial(made: Rollout, result: Document, rewards: Mapping[str, Score], origin: Origin) -> Rollout:
+def _of_trial(rollout: Rollout, result: Document, rewards: Mapping[str, Score], origin: Origin) -> Rollout:
     total = rewards.get("reward")
     exception = [text(at(result, f"exception_info.exception_{k}")) for k in ("type", "message")]
     return replace(
-        made,
+        rollout,
         step=origin.step,
         prompt_id=text(result.get("task_name")) or "",
         env=text(result.get("source")) or "",
@@ -101,14 +101,14 @@ def _rewards(result: Document, origin: Origin) -> dict[str, Score]:
 
 
 def _messages(step: Document) -> list[Message]:
-    said = message({**step, "content": step.get("message"), "name": "", "error": None})
+    first = message({**step, "content": step.get("message"), "name": "", "error": None})
     calls = tuple(call(c) for c in listed(step.get("tool_calls")))
-    reasoning = text(step.get("reasoning_content")) or said.thought
-    made = [replace(said, calls=calls or said.calls, thought=reasoning)]
+    reasoning = text(step.get("reasoning_content")) or first.thought
+    messages = [replace(first, calls=calls or first.calls, thought=reasoning)]
     for result in objects(at(step, "observation.results")):
         body = conversation([{"role": "tool", "content": result.get("content")}])
-        made += [replace(m, call_id=text(result.get("source_call_id")) or "") for m in body]
-    return made
+        messages += [replace(m, call_id=text(result.get("source_call_id")) or "") for m in body]
+    return messages
 
 
 def _seconds(times: Document) -> float:

@@ -62,7 +62,7 @@ TAU2 = Mapped(
 )
 
 
-def _of_harness(made: Rollout, document: Document, origin: Origin) -> Rollout:
+def _of_harness(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
     """Add the metrics of one filter. Choices scored by likelihood are not an answer of the model."""
     answers = [r for each in listed(document["resps"]) for r in (each if isinstance(each, list) else [each])]
     wrote = [r for r in answers if isinstance(r, str)]
@@ -70,13 +70,13 @@ def _of_harness(made: Rollout, document: Document, origin: Origin) -> Rollout:
     names = [str(n) for n in listed(document.get("metrics"))] or [
         k for k, v in document.items() if k not in _HARNESS and number(v) is not None
     ]
-    given = {n: Score(number(document.get(n))) for n in names}
-    components = given if filter_ == "none" else {f"{n},{filter_}": s for n, s in given.items()}
-    verdict = next((given[n].value for n in ("exact_match", "acc") if n in given), None)
-    extra = {k: v for k, v in made.extra.items() if k not in names}
-    prompt = made.prompt or conversation(next((a[0] for a in listed(document["arguments"]) if listed(a)), None))
+    values = {n: Score(number(document.get(n))) for n in names}
+    components = values if filter_ == "none" else {f"{n},{filter_}": s for n, s in values.items()}
+    verdict = next((values[n].value for n in ("exact_match", "acc") if n in values), None)
+    extra = {k: v for k, v in rollout.extra.items() if k not in names}
+    prompt = rollout.prompt or conversation(next((a[0] for a in listed(document["arguments"]) if listed(a)), None))
     return replace(
-        made,
+        rollout,
         prompt=prompt,
         completion=tuple(m for r in wrote[:1] for m in completion(r)),
         answer=text(next((r for r in listed(document.get("filtered_resps")) if isinstance(r, str)), None)),
@@ -106,12 +106,12 @@ HARNESS = Mapped(
 )
 
 
-def _of_promptfoo(made: Rollout, document: Document, origin: Origin) -> Rollout:
+def _of_promptfoo(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
     """Keep the error only if the call failed, because promptfoo also writes reasons of failed assertions there."""
-    failed = document.get("failureReason") != 1 and made.error
+    failed = document.get("failureReason") != 1 and rollout.error
     seconds = number(document.get("latencyMs"))
-    extra = made.extra if failed or not made.error else {**made.extra, "reason": made.error[:400]}
-    return replace(made, error=failed or None, seconds=(seconds or 0.0) / 1000, extra=extra)
+    extra = rollout.extra if failed or not rollout.error else {**rollout.extra, "reason": rollout.error[:400]}
+    return replace(rollout, error=failed or None, seconds=(seconds or 0.0) / 1000, extra=extra)
 
 
 PROMPTFOO = Mapped(
@@ -140,17 +140,17 @@ PROMPTFOO = Mapped(
 )
 
 
-def _of_batch(made: Rollout, document: Document, origin: Origin) -> Rollout:
+def _of_batch(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
     kind = text(at(document, "result.type")) or "succeeded"
     paths = ("result.error.error", "result.error", "error", "response.body.error")
-    why = next((e for path in paths if (e := error_text(at(document, path)))), None)
+    reason = next((e for path in paths if (e := error_text(at(document, path)))), None)
     usage = mapping(at(document, "result.message.usage"))
     tokens = summed([usage.get(k) for k in ("input_tokens", "output_tokens")])
     return replace(
-        made,
-        error=why or (None if kind == "succeeded" else kind),
-        token_count=tokens if made.token_count is None else made.token_count,
-        split=made.split or "eval",
+        rollout,
+        error=reason or (None if kind == "succeeded" else kind),
+        token_count=tokens if rollout.token_count is None else rollout.token_count,
+        split=rollout.split or "eval",
     )
 
 
@@ -178,24 +178,24 @@ _HH = re.compile(r"\n\n(Human|Assistant):")
 def _pair(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield the chosen and then the rejected answer as the rollouts of one group."""
     sides = {k: v for k, v in document.items() if any(side in k for side in _SIDES)}
-    made = GENERIC.rollout({**{k: v for k, v in document.items() if k not in sides}, "completion": ""}, origin)
+    base = GENERIC.rollout({**{k: v for k, v in document.items() if k not in sides}, "completion": ""}, origin)
     talks = [_dialogue(document[side]) for side in _SIDES]
-    shared = len(made.prompt) if all(t[: len(made.prompt)] == made.prompt for t in talks) else 0
-    if not made.prompt:  # both answers repeat the prompt
+    shared = len(base.prompt) if all(t[: len(base.prompt)] == base.prompt for t in talks) else 0
+    if not base.prompt:  # both answers repeat the prompt
         pairs = enumerate(zip(*(t[:-1] for t in talks), strict=False))
         shared = next((i for i, (one, other) in pairs if one != other), min(len(t) - 1 for t in talks))
-    prompt = made.prompt or talks[0][:shared]
-    for index, (side, said) in enumerate(zip(_SIDES, talks, strict=True)):
+    prompt = base.prompt or talks[0][:shared]
+    for index, (side, talk) in enumerate(zip(_SIDES, talks, strict=True)):
         own = {k: v for k, v in sides.items() if side in k and k != side}
         value = next((n for k, v in own.items() if _SCORE.search(k) and (n := number(v)) is not None), None)
         yield replace(
-            made,
+            base,
             prompt=prompt,
-            completion=said[shared:],
+            completion=talk[shared:],
             index=index,
             reward=value,
-            model=next((text(v) or "" for k, v in own.items() if "model" in k), made.model),
-            extra={**made.extra, **plain(own), "pair": side},
+            model=next((text(v) or "" for k, v in own.items() if "model" in k), base.model),
+            extra={**base.extra, **plain(own), "pair": side},
         )
 
 
@@ -205,7 +205,7 @@ def _dialogue(value: object) -> tuple[Message, ...]:
         return completion(value)
     _, *parts = _HH.split(value)
     pairs = zip(parts[::2], parts[1::2], strict=True)
-    return tuple(Message("user" if who == "Human" else "assistant", said.strip()) for who, said in pairs)
+    return tuple(Message("user" if speaker == "Human" else "assistant", words.strip()) for speaker, words in pairs)
 
 
 PAIRS = Documents(

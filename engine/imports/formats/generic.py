@@ -249,8 +249,8 @@ def _completions(document: Document) -> int | None:
         value = document.get(key)
         if not isinstance(value, list) or (not value and key not in _PLURAL):
             continue
-        of_texts = all(isinstance(v, str) or v is None for v in value)
-        if of_texts or all(isinstance(v, list) and all(isinstance(m, Mapping) for m in v) for v in value):
+        only_texts = all(isinstance(v, str) or v is None for v in value)
+        if only_texts or all(isinstance(v, list) and all(isinstance(m, Mapping) for m in v) for v in value):
             return len(value)
     return None
 

@@ -68,26 +68,27 @@ def _summaries(summaries: list[Document], origin: Origin) -> Iterator[Item]:
         if member is None:
             missing.append(uuid)
             continue
-        given = summary.get("input")
-        asked = given if isinstance(given, list) else [{"role": "user", "content": given}]
-        made = _sample({**summary, "messages": asked}, header)
+        input_ = summary.get("input")
+        messages = input_ if isinstance(input_, list) else [{"role": "user", "content": input_}]
+        rollout = _sample({**summary, "messages": messages}, header)
         # the input may be a conversation, and the completion is not known yet
-        yield Expected(replace(made, prompt=(*made.prompt, *made.completion), completion=()), member, 0)
+        yield Expected(replace(rollout, prompt=(*rollout.prompt, *rollout.completion), completion=()), member, 0)
     if missing:
         yield Named(tuple(missing))
 
 
 def _sample(sample: Document, header: Document) -> Rollout:
     attachments = {f"attachment://{k}": v for k, v in mapping(sample.get("attachments")).items()}
-    talk = listed(sample.get("messages")) or listed(sample.get("input"))  # a sample that failed early has no messages
-    if not talk and sample.get("input"):
-        talk = [{"role": "user", "content": sample["input"]}]
-    prompt, said = split(conversation(_restored(talk, attachments)))
+    # A sample that failed early has no messages.
+    messages = listed(sample.get("messages")) or listed(sample.get("input"))
+    if not messages and sample.get("input"):
+        messages = [{"role": "user", "content": sample["input"]}]
+    prompt, completion = split(conversation(_restored(messages, attachments)))
     about = {**mapping(at(header, "eval.metadata")), **mapping(header.get("metadata"))}
-    own = mapping(sample.get("metadata"))
-    step = next((s for k in ("step", "training_step") if (s := whole(own.get(k, about.get(k)))) is not None), None)
+    metadata = mapping(sample.get("metadata"))
+    step = next((s for k in ("step", "training_step") if (s := whole(metadata.get(k, about.get(k)))) is not None), None)
     components: dict[str, Score] = {}
-    in_words: dict[str, object] = {}
+    labels: dict[str, object] = {}
     answer, correct = None, None
     graded = mapping(sample.get("scores")) or ({"score": sample["score"]} if sample.get("score") else {})
     for name, score in graded.items():
@@ -101,7 +102,7 @@ def _sample(sample: Document, header: Document) -> Rollout:
         elif value is None or number(value) is not None:
             components[name] = Score(number(value))
         else:  # text or a list
-            in_words[name] = value
+            labels[name] = value
         answer = answer or (text(score.get("answer")) if isinstance(score, Mapping) else None)
     model, used = text(at(header, "eval.model")) or "", mapping(sample.get("model_usage"))
     usage = [mapping(u) for u in ([used[model]] if model in used else used.values())]  # exclude the tokens of judges
@@ -113,7 +114,7 @@ def _sample(sample: Document, header: Document) -> Rollout:
     sample_id = text(sample.get("id")) or ""
     return Rollout(
         prompt=prompt,
-        completion=said,
+        completion=completion,
         id=text(sample.get("uuid")) or "",
         step=step,
         group=f"{task}:{sample_id}:{run}" if (run := text(at(header, "eval.eval_id"))) else f"{task}:{sample_id}",
@@ -129,7 +130,7 @@ def _sample(sample: Document, header: Document) -> Rollout:
         stop=text(limit) or text(choice.get("stop_reason")) or "",
         error=error_text(sample.get("error")),
         token_count=summed([u.get("total_tokens") for u in usage]),
-        extra=plain({**in_words, **{k: v for k, v in own.items() if k != "step"}}),
+        extra=plain({**labels, **{k: v for k, v in metadata.items() if k != "step"}}),
         seconds=number(sample.get("total_time")) or 0.0,
     )
 

@@ -24,18 +24,18 @@ def _session(document: Document, origin: Origin) -> Iterable[Item]:
     entries: Entries = objects(document["session"])
     first = entries[0]
     if "source" in first and "role" not in first:
-        prompt, said = split(conversation(openhands_messages(entries)))
-        found = [Rollout(prompt=prompt, completion=said, env="OpenHands")]
+        prompt, completion = split(conversation(openhands_messages(entries)))
+        found = [Rollout(prompt=prompt, completion=completion, env="OpenHands")]
     elif any(map(is_claude, entries[:32])):
         found = list(_claude(entries))
     elif is_entry(first):
-        prompt, said = split(conversation(entries))
-        found = [Rollout(prompt=prompt, completion=said)]
+        prompt, completion = split(conversation(entries))
+        found = [Rollout(prompt=prompt, completion=completion)]
     else:
         found = [_codex(entries)]
-    for made in found:
-        stop = made.stop or next((m.stop for m in reversed(made.completion) if m.stop), "")
-        yield replace(made, id=made.id or origin.relative, grows=True, stop=stop, split=origin.split)
+    for rollout in found:
+        stop = rollout.stop or next((m.stop for m in reversed(rollout.completion) if m.stop), "")
+        yield replace(rollout, id=rollout.id or origin.relative, grows=True, stop=stop, split=origin.split)
 
 
 SESSIONS = Documents(
@@ -57,13 +57,13 @@ def _claude(entries: Entries) -> Iterable[Rollout]:
     """
     main = [e for e in entries if not _of_subagent(e)]
     sides: dict[str, Entries] = {}
-    of: dict[str, str] = {}
+    branch_of: dict[str, str] = {}
     for entry in entries:
         if _of_subagent(entry) and entry.get("uuid"):
             own = str(entry["uuid"])
             name = text(entry.get("agentId")) or text(entry.get("parent_tool_use_id"))
-            of[own] = name or of.get(str(entry.get("parentUuid")), own)
-            sides.setdefault(of[own], []).append(entry)
+            branch_of[own] = name or branch_of.get(str(entry.get("parentUuid")), own)
+            sides.setdefault(branch_of[own], []).append(entry)
     parts = [("", _branch(main))]
     parts += [(f"agent-{text(side[0].get('agentId')) or i}", side) for i, side in enumerate(sides.values(), 1)]
     session = next((str(s) for e in reversed(entries) if (s := e.get("sessionId") or e.get("session_id"))), "")
@@ -71,7 +71,7 @@ def _claude(entries: Entries) -> Iterable[Rollout]:
     for agent, branch in parts:
         if not any(_is_spoken(e) for e in branch):
             continue
-        prompt, said = split(conversation(_claude_messages(branch)))
+        prompt, completion = split(conversation(_claude_messages(branch)))
         answers = [mapping(e.get("message")) for e in branch if e.get("type") == "assistant"]
         usage = mapping(answers[-1].get("usage")) if answers else {}
         keys = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
@@ -79,7 +79,7 @@ def _claude(entries: Entries) -> Iterable[Rollout]:
         failed = end.get("isApiErrorMessage") or end.get("is_error") is True
         yield Rollout(
             prompt=prompt,
-            completion=said,
+            completion=completion,
             id=f"{session}:{agent}" if agent and session else session,
             env="Claude Code",
             agent=agent,
@@ -142,19 +142,19 @@ def _claude_messages(entries: Entries) -> Entries:
     """Return the messages. The log holds one entry per part of an answer, and the answer's id joins them."""
     found: list[dict[str, Any]] = []
     for entry in entries:
-        said = mapping(entry.get("message"))
+        message = mapping(entry.get("message"))
         queued = mapping(entry.get("attachment"))
         if queued.get("type") == "queued_command":  # a user message sent while the agent worked
             found.append({"role": "user", "content": queued.get("prompt")})
-        if not _is_spoken(entry) or not said or entry.get("isApiErrorMessage"):
+        if not _is_spoken(entry) or not message or entry.get("isApiErrorMessage"):
             continue
-        id_ = said.get("id")
+        id_ = message.get("id")
         same = next((m for m in reversed(found) if id_ and m.get("id") == id_), None)
-        if same is not None and isinstance(said.get("content"), list) and isinstance(same["content"], list):
-            same["content"] = [*same["content"], *said["content"]]
-            same["stop_reason"] = said.get("stop_reason") or same.get("stop_reason")
+        if same is not None and isinstance(message.get("content"), list) and isinstance(same["content"], list):
+            same["content"] = [*same["content"], *message["content"]]
+            same["stop_reason"] = message.get("stop_reason") or same.get("stop_reason")
         else:
-            found.append({"role": entry["type"], **said})
+            found.append({"role": entry["type"], **message})
     return list(found)
 
 
@@ -168,14 +168,14 @@ def _codex(entries: Entries) -> Rollout:
     items = [mapping(e.get("payload")) for e in entries if e.get("type") == "response_item"] if wrapped else entries[1:]
     kept = [i for i in items if (kind := str(i.get("type"))) in _ITEMS or kind.endswith(("_call", "_call_output"))]
     rules = text(at(about, "base_instructions.text")) or text(about.get("instructions"))
-    asked: Entries = [{"role": "system", "content": rules}] if rules else []
-    prompt, said = split(conversation([*asked, *map(_codex_item, kept)]))
+    opening: Entries = [{"role": "system", "content": rules}] if rules else []
+    prompt, completion = split(conversation([*opening, *map(_codex_item, kept)]))
     events = [mapping(e.get("payload")) for e in entries if e.get("type") == "event_msg"]
     usage = [at(e, "info.total_token_usage.total_tokens") for e in events if e.get("type") == "token_count"]
     turns = [mapping(e.get("payload")) for e in entries if e.get("type") == "turn_context"]
     return Rollout(
         prompt=prompt,
-        completion=said,
+        completion=completion,
         id=text(about.get("id")) or "",
         env="Codex",
         model=next((m for t in reversed(turns) if (m := text(t.get("model")))), ""),
@@ -187,10 +187,10 @@ def _codex(entries: Entries) -> Rollout:
 
 def _codex_item(item: Document) -> Document:
     """Add the error of a command, whose output begins with its exit code or is JSON that contains it."""
-    given = item.get("output")
-    if isinstance(given, str) and (found := _EXIT_CODE.match(given)):
+    output = item.get("output")
+    if isinstance(output, str) and (found := _EXIT_CODE.match(output)):
         return {**item, "error": f"exit code {found[1]}" if found[1] != "0" else None}
-    inner = parsed(given) if isinstance(given, str) and given[:1] == "{" else given
+    inner = parsed(output) if isinstance(output, str) and output[:1] == "{" else output
     if not isinstance(inner, Mapping) or not isinstance(inner.get("output", inner.get("content")), str):
         return item
     code = number(at(inner, "metadata.exit_code"))
@@ -209,19 +209,19 @@ def _history(value: object) -> Entries:
     return objects([event for each in listed(value) for event in (each if isinstance(each, list) else [each])])
 
 
-def _of_openhands(made: Rollout, document: Document, origin: Origin) -> Rollout:
-    asked, instruction = made.prompt, text(document.get("instruction"))
-    if instruction and not any(m.role == "user" for m in asked):
-        asked = (*asked, Message("user", instruction))
+def _of_openhands(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
+    prompt, instruction = rollout.prompt, text(document.get("instruction"))
+    if instruction and not any(m.role == "user" for m in prompt):
+        prompt = (*prompt, Message("user", instruction))
     finish = next((e for e in reversed(_history(document["history"])) if e.get("action") == "finish"), {})
     usage = mapping(at(document, "metrics.accumulated_token_usage"))
     attempt = f":{text(document['attempt']) or 1}" if "attempt" in document else ""
     return replace(
-        made,
-        prompt=asked,
-        id=f"{made.prompt_id}{attempt}",
-        env=made.env or "OpenHands",
-        answer=text(at(finish, "args.final_thought")) or made.answer or None,
+        rollout,
+        prompt=prompt,
+        id=f"{rollout.prompt_id}{attempt}",
+        env=rollout.env or "OpenHands",
+        answer=text(at(finish, "args.final_thought")) or rollout.answer or None,
         stop="finish" if finish else "",
         token_count=summed([usage.get(k) for k in ("prompt_tokens", "completion_tokens")]),
         extra=plain({"cost": at(document, "metrics.accumulated_cost"), "report": at(document, "test_result.report")}),
@@ -254,17 +254,17 @@ def openhands_messages(events: Entries) -> Entries:
     """Return the messages of OpenHands events. Calls of one answer share its id."""
     found: list[dict[str, Any]] = []
     for event in events:
-        made, answer = _sdk_event(event) if isinstance(event.get("kind"), str) else _event(event)
-        if made is None:
+        converted, answer = _sdk_event(event) if isinstance(event.get("kind"), str) else _event(event)
+        if converted is None:
             continue
         last = found[-1] if found else {}
         if answer and last.get("answer") == answer:
-            last["tool_calls"] = [*last.get("tool_calls", ()), *made.get("tool_calls", ())]
-            last["content"] = last.get("content") or made.get("content")
+            last["tool_calls"] = [*last.get("tool_calls", ()), *converted.get("tool_calls", ())]
+            last["content"] = last.get("content") or converted.get("content")
         elif answer and (earlier := next((m for m in found if m.get("answer") == answer), None)) is not None:
-            earlier["tool_calls"] = [*earlier.get("tool_calls", ()), *made.get("tool_calls", ())]
+            earlier["tool_calls"] = [*earlier.get("tool_calls", ()), *converted.get("tool_calls", ())]
         else:
-            found.append({**made, "answer": answer})
+            found.append({**converted, "answer": answer})
     return [{k: v for k, v in m.items() if k != "answer"} for m in found]
 
 
@@ -292,15 +292,15 @@ def _event(event: Document) -> tuple[dict[str, Any] | None, str]:
     if action == "message":
         return {"role": "assistant", "content": content}, ""
     answer = mapping(tool.get("model_response"))
-    said = mapping(at(next(iter(listed(answer.get("choices"))), {}), "message"))
+    message = mapping(at(next(iter(listed(answer.get("choices"))), {}), "message"))
     name = text(tool.get("function_name")) or str(action)
-    given = next((c for c in map(mapping, listed(said.get("tool_calls"))) if c.get("id") == call_id), None)
-    call = given or {"id": call_id or f"event-{text(event.get('id'))}", "name": name}
-    if given is None:
+    recorded = next((c for c in map(mapping, listed(message.get("tool_calls"))) if c.get("id") == call_id), None)
+    call = recorded or {"id": call_id or f"event-{text(event.get('id'))}", "name": name}
+    if recorded is None:
         call = {**call, "arguments": {k: v for k, v in args.items() if k not in _META}}
-    words = text(said.get("content")) if said else text(args.get("thought"))
-    made = {"role": "assistant", "content": words or "", "tool_calls": [call]}
-    return {**made, "reasoning_content": said.get("reasoning_content")}, text(answer.get("id")) or ""
+    words = text(message.get("content")) if message else text(args.get("thought"))
+    converted = {"role": "assistant", "content": words or "", "tool_calls": [call]}
+    return {**converted, "reasoning_content": message.get("reasoning_content")}, text(answer.get("id")) or ""
 
 
 def _sdk_event(event: Document) -> tuple[dict[str, Any] | None, str]:
@@ -309,15 +309,16 @@ def _sdk_event(event: Document) -> tuple[dict[str, Any] | None, str]:
         case "SystemPromptEvent":
             return {"role": "system", "content": at(event, "system_prompt.text")}, ""
         case "MessageEvent":
-            said = mapping(event.get("llm_message"))
-            return {**said, "role": said.get("role") or event.get("source")}, text(event.get("llm_response_id")) or ""
+            message = mapping(event.get("llm_message"))
+            role = message.get("role") or event.get("source")
+            return {**message, "role": role}, text(event.get("llm_response_id")) or ""
         case "ActionEvent":
             call = {"id": event.get("tool_call_id"), "name": event.get("tool_name")}
-            given = mapping(event.get("tool_call"))
-            call["arguments"] = given.get("arguments", at(given, "function.arguments"))
-            made = {"role": "assistant", "content": event.get("thought"), "tool_calls": [call]}
-            made["reasoning_content"] = event.get("reasoning_content")
-            return made, text(event.get("llm_response_id")) or ""
+            recorded = mapping(event.get("tool_call"))
+            call["arguments"] = recorded.get("arguments", at(recorded, "function.arguments"))
+            converted = {"role": "assistant", "content": event.get("thought"), "tool_calls": [call]}
+            converted["reasoning_content"] = event.get("reasoning_content")
+            return converted, text(event.get("llm_response_id")) or ""
         case "ObservationEvent" | "AgentErrorEvent" | "UserRejectObservation":
             seen = mapping(event.get("observation"))
             failed = text(event.get("error")) or ("the tool failed" if seen.get("is_error") is True else None)

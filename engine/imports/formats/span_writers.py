@@ -40,14 +40,14 @@ def phoenix(document: Document) -> list[Span] | None:
     if "context.trace_id" not in document:
         return None
     start = "attributes."
-    own = {k.removeprefix(start): v for k, v in document.items() if k.startswith(start) and v is not None}
-    return [_otel(document, str(document["context.trace_id"]), own)]
+    attributes = {k.removeprefix(start): v for k, v in document.items() if k.startswith(start) and v is not None}
+    return [_otel(document, str(document["context.trace_id"]), attributes)]
 
 
 def _otel(span: Document, trace: str, attributes: Document) -> Span:
     status = mapping(span.get("status")) or {"code": span.get("status_code"), "message": span.get("status_message")}
     failed = status.get("code", status.get("status_code")) in (2, "STATUS_CODE_ERROR", "ERROR")
-    why = text(status.get("message", status.get("description"))) or text(attributes.get("error.type")) or "error"
+    reason = text(status.get("message", status.get("description"))) or text(attributes.get("error.type")) or "error"
     kind = str(attributes.get("openinference.span.kind") or span.get("span_kind") or "").lower()
     return Span(
         trace=trace,
@@ -59,7 +59,7 @@ def _otel(span: Document, trace: str, attributes: Document) -> Span:
         events=[(str(e.get("name")), mapping(e.get("attributes"))) for e in objects(span.get("events"))],
         asked=attributes.get("input.value"),
         said=attributes.get("output.value"),
-        error=why if failed else None,
+        error=reason if failed else None,
         model=text(attributes.get("llm.model_name")) or "",
         tokens=whole(attributes.get("llm.token_count.total")),
     )
@@ -73,20 +73,20 @@ def mlflow(document: Document) -> list[Span] | None:
     trace = text(info.get("trace_id")) or text(info.get("request_id")) or ""
     about = {**mapping(info.get("tags")), **mapping(info.get("trace_metadata"))}
     about = {k: v for k, v in about.items() if not str(k).startswith("mlflow.")}
-    given = {}
-    for each in objects(info.get("assessments")):
-        if (score := number(mapping(each.get("feedback")).get("value"))) is not None:
-            given[text(each.get("assessment_name") or each.get("name")) or "score"] = Score(score)
+    components = {}
+    for assessment in objects(info.get("assessments")):
+        if (score := number(mapping(assessment.get("feedback")).get("value"))) is not None:
+            components[text(assessment.get("assessment_name") or assessment.get("name")) or "score"] = Score(score)
     found = []
     for span in data["spans"]:
         kept = mapping(mapping(span).get("attributes"))  # MLflow stores each value as JSON text
-        own = {k: value_of(v) if isinstance(v, str) else v for k, v in kept.items()}
-        kind = str(own.get("mlflow.spanType") or span.get("span_type") or "").lower()
+        attributes = {k: value_of(v) if isinstance(v, str) else v for k, v in kept.items()}
+        kind = str(attributes.get("mlflow.spanType") or span.get("span_type") or "").lower()
         status = span.get("status") or {}
         code = mapping(status).get("code", span.get("status_code"))
         is_root = not (span.get("parent_span_id") or span.get("parent_id"))
-        why = text(mapping(status).get("message") or span.get("status_message")) or "error"
-        usage = mapping(own.get("mlflow.chat.tokenUsage"))
+        reason = text(mapping(status).get("message") or span.get("status_message")) or "error"
+        usage = mapping(attributes.get("mlflow.chat.tokenUsage"))
         found.append(
             Span(
                 trace=trace,
@@ -94,13 +94,13 @@ def mlflow(document: Document) -> list[Span] | None:
                 is_root=is_root,
                 name=text(span.get("name")) or "",
                 kind={"chat_model": "llm", "llm": "llm", "tool": "tool"}.get(kind, ""),
-                attributes={**own, **(about if is_root else {})},
-                asked=own.get("mlflow.spanInputs", span.get("inputs")),
-                said=own.get("mlflow.spanOutputs", span.get("outputs")),
-                error=why if code in ("ERROR", "STATUS_CODE_ERROR", 2) else None,
-                components=given if is_root else {},
+                attributes={**attributes, **(about if is_root else {})},
+                asked=attributes.get("mlflow.spanInputs", span.get("inputs")),
+                said=attributes.get("mlflow.spanOutputs", span.get("outputs")),
+                error=reason if code in ("ERROR", "STATUS_CODE_ERROR", 2) else None,
+                components=components if is_root else {},
                 tokens=whole(usage.get("total_tokens")),
-                model=text(mapping(own.get("mlflow.spanInputs")).get("model")) or "",
+                model=text(mapping(attributes.get("mlflow.spanInputs")).get("model")) or "",
             )
         )
     return found
@@ -112,31 +112,31 @@ def langsmith(document: Document) -> list[Span] | None:
         return None
     extra = mapping(document.get("extra"))
     metadata = mapping(extra.get("metadata"))
-    asked, said = read_json(document.get("inputs")), read_json(document.get("outputs"))
+    inputs, outputs = read_json(document.get("inputs")), read_json(document.get("outputs"))
     kind = {"llm": "llm", "chat_model": "llm", "tool": "tool"}.get(str(document["run_type"]), "")
-    given = {
+    components = {
         name: Score(number(mapping(stats).get("avg")))
         for name, stats in mapping(document.get("feedback_stats")).items()
     }
-    answer = mapping(mapping(said).get("output"))
+    answer = mapping(mapping(outputs).get("output"))
     call_id = mapping(answer.get("kwargs", answer)).get("tool_call_id") or metadata.get("tool_call_id")
     own = {**metadata, **({"tool_call_id": call_id} if call_id else {})}
-    made = Span(
+    root = Span(
         trace=text(document.get("trace_id")) or text(document.get("id")) or "",
         start=_time(document.get("start_time")),
         is_root=not document.get("parent_run_id"),
         name=text(document.get("name")) or "",
         kind=kind,
         attributes=own,
-        asked=asked,
-        said=said if said is not None else document.get("error") if kind == "tool" else None,
+        asked=inputs,
+        said=outputs if outputs is not None else document.get("error") if kind == "tool" else None,
         error=text(document.get("error")),
-        components={k: v for k, v in given.items() if v.value is not None},
+        components={k: v for k, v in components.items() if v.value is not None},
         model=text(metadata.get("ls_model_name")) or "",
         tokens=whole(document.get("total_tokens")),
     )
     children = objects(document.get("child_runs"))
-    return [made, *(span for child in children for span in langsmith(child) or ())]
+    return [root, *(span for child in children for span in langsmith(child) or ())]
 
 
 def langfuse(document: Document) -> list[Span] | None:
@@ -144,9 +144,9 @@ def langfuse(document: Document) -> list[Span] | None:
     if not isinstance(document.get("scores"), list) or not ("observations" in document or "projectId" in document):
         return None
     trace = text(document.get("id")) or ""
-    given = objects(document["scores"])
-    in_words = {str(s.get("name")): s.get("stringValue") for s in given if s.get("dataType") == "CATEGORICAL"}
-    about = {**mapping(document.get("metadata")), **in_words, "gen_ai.conversation.id": trace}
+    all_scores = objects(document["scores"])
+    labels = {str(s.get("name")): s.get("stringValue") for s in all_scores if s.get("dataType") == "CATEGORICAL"}
+    about = {**mapping(document.get("metadata")), **labels, "gen_ai.conversation.id": trace}
     root = Span(
         trace=trace,
         start=_time(document.get("timestamp")),
@@ -155,7 +155,7 @@ def langfuse(document: Document) -> list[Span] | None:
         attributes=about,
         asked=document.get("input"),
         said=document.get("output"),
-        components=scores([s for s in given if s.get("name") not in in_words]),
+        components=scores([s for s in all_scores if s.get("name") not in labels]),
     )
     observations = objects(document.get("observations"))
     return [root, *(_observation(trace, each) for each in observations)]
@@ -210,16 +210,16 @@ def _typed(span: Document) -> dict[str, object]:
 
 
 def _value(value: object) -> Any:
-    for kind, given in mapping(value).items():
+    for kind, inner in mapping(value).items():
         match kind:
             case "intValue":
-                return whole(given)
+                return whole(inner)
             case "arrayValue":
-                return [_value(v) for v in listed(mapping(given).get("values"))]
+                return [_value(v) for v in listed(mapping(inner).get("values"))]
             case "kvlistValue":
-                return {str(p.get("key")): _value(p.get("value")) for p in objects(mapping(given).get("values"))}
+                return {str(p.get("key")): _value(p.get("value")) for p in objects(mapping(inner).get("values"))}
             case _:
-                return given
+                return inner
     return None
 
 

@@ -46,26 +46,26 @@ class Span:
     def talk(self) -> tuple[Message, ...]:
         """Read the span's conversation from lists of messages in attributes or events, numbered attributes
         (`gen_ai.prompt.0.content`), one event per message, or the input and output of the operation."""
-        for given in (self.attributes, *(about for _, about in self.events)):
-            heard, said = (read_json(given.get(f"gen_ai.{k}.messages")) for k in ("input", "output"))
-            if heard is not None or said is not None:
-                instructions = read_json(given.get("gen_ai.system_instructions"))
+        for attributes in (self.attributes, *(about for _, about in self.events)):
+            inputs, outputs = (read_json(attributes.get(f"gen_ai.{k}.messages")) for k in ("input", "output"))
+            if inputs is not None or outputs is not None:
+                instructions = read_json(attributes.get("gen_ai.system_instructions"))
                 rules = conversation([{"role": "system", "content": instructions}])
-                found = (*conversation(heard), *_with_stop(conversation(said), given))
+                found = (*conversation(inputs), *_with_stop(conversation(outputs), attributes))
                 return found if any(m.role == "system" for m in found) or not rules[0].text else (*rules, *found)
         if found := _numbered(self.attributes):
             return _with_stop(found, self.attributes)
-        said = []
+        outputs = []
         for name, about in self.events:
             role = name.removeprefix("gen_ai.").removesuffix(".message")
             if name.startswith("gen_ai.") and (role == "choice" or name.endswith(".message")):
                 inner = mapping(read_json(about.get("message")))
-                said.append({"role": "assistant" if role == "choice" else role, **about, **inner})
-        if said:
-            return conversation(said)
+                outputs.append({"role": "assistant" if role == "choice" else role, **about, **inner})
+        if outputs:
+            return conversation(outputs)
         if self.kind == "llm" or (self.is_root and not self.kind):
-            asked, answered = conversation(_messages(self.asked)), completion(_messages(self.said))
-            return answered if asked and answered[: len(asked)] == asked else (*asked, *answered)
+            prompt, answered = conversation(_messages(self.asked)), completion(_messages(self.said))
+            return answered if prompt and answered[: len(prompt)] == prompt else (*prompt, *answered)
         return ()
 
 
@@ -84,11 +84,11 @@ def traces(name: str, read: Callable[[Document], list[Span] | None]) -> Document
         for span in read(document) or ():
             by_trace[span.trace].append(span)
         for trace, spans in by_trace.items():
-            made = _rollout(trace, sorted(spans, key=lambda s: s.start), origin)
-            if made is not None:
-                yield made
+            rollout = _rollout(trace, sorted(spans, key=lambda s: s.start), origin)
+            if rollout is not None:
+                yield rollout
             # Spans are exported as they end, so another document may hold more of this conversation but not the root.
-            if (more := _amendment(trace, spans)) is not None and (made is None or len(spans) == 1):
+            if (more := _amendment(trace, spans)) is not None and (rollout is None or len(spans) == 1):
                 yield more
 
     return Documents(name, open_, when=lambda document, _: read(document) is not None, unknown=_UNKNOWN)
@@ -103,13 +103,13 @@ def _rollout(trace: str, spans: list[Span], origin: Origin) -> Rollout | None:
     messages = _with_tools(talks[longest], spans)
     root = next((s for s in spans if s.is_root), spans[0])
     known = root.attributes
-    prompt, said = split(messages)
+    prompt, answers = split(messages)
     reward, evaluated = _scores(spans, known)
     usage = summed([source.attributes.get(f"gen_ai.usage.{k}_tokens") for k in ("input", "output")])
     step = whole(known.get("training.step", known.get("step")))
     return Rollout(
         prompt=prompt,
-        completion=said,
+        completion=answers,
         id=_conversation(spans) or trace,
         grows=True,
         step=origin.step if step is None else step,
@@ -120,7 +120,7 @@ def _rollout(trace: str, spans: list[Span], origin: Origin) -> Rollout | None:
         reward=reward,
         components=evaluated,
         error=root.error,
-        stop=next((m.stop for m in reversed(said) if m.stop), ""),
+        stop=next((m.stop for m in reversed(answers) if m.stop), ""),
         token_count=source.tokens if usage is None else usage,
         extra=_columns(known),
     )
@@ -128,8 +128,8 @@ def _rollout(trace: str, spans: list[Span], origin: Origin) -> Rollout | None:
 
 def _with_tools(messages: tuple[Message, ...], spans: list[Span]) -> tuple[Message, ...]:
     """Add tool errors from their spans, and tool results that are missing from the messages."""
-    made = list(messages)
-    waiting = {call.id for m in made for call in m.calls if call.id} - {m.call_id for m in made}
+    extended = list(messages)
+    waiting = {call.id for m in extended for call in m.calls if call.id} - {m.call_id for m in extended}
     for span in spans:
         about = span.attributes
         if span.kind != "tool" and about.get("gen_ai.operation.name") != "execute_tool":
@@ -137,11 +137,13 @@ def _with_tools(messages: tuple[Message, ...], spans: list[Span]) -> tuple[Messa
         call_id = text(about.get("gen_ai.tool.call.id")) or text(about.get("tool_call_id")) or ""
         result = about.get("gen_ai.tool.call.result", span.said)
         if call_id in waiting and result is not None:
-            made.append(Message("tool", text(_content(result)) or "", call_id=call_id, name=span.name))
+            extended.append(Message("tool", text(_content(result)) or "", call_id=call_id, name=span.name))
             waiting.remove(call_id)
         if span.error:
-            made = [replace(m, error=m.error or span.error) if call_id and m.call_id == call_id else m for m in made]
-    return tuple(made)
+            extended = [
+                replace(m, error=m.error or span.error) if call_id and m.call_id == call_id else m for m in extended
+            ]
+    return tuple(extended)
 
 
 def _amendment(trace: str, spans: list[Span]) -> Amendment | None:
@@ -182,13 +184,13 @@ def _scores(spans: list[Span], attributes: Document) -> tuple[float | None, dict
     return reward, found
 
 
-def _with_stop(said: tuple[Message, ...], attributes: Document) -> tuple[Message, ...]:
+def _with_stop(messages: tuple[Message, ...], attributes: Document) -> tuple[Message, ...]:
     """Set the last message's stop reason to the span's finish reason if it has none."""
-    given = read_json(attributes.get("gen_ai.response.finish_reasons"))
-    reason = text(next(iter(listed(given)), None)) or ""
-    if not said or not reason or said[-1].stop or not said[-1].is_agent:
-        return said
-    return (*said[:-1], replace(said[-1], stop=reason))
+    reasons = read_json(attributes.get("gen_ai.response.finish_reasons"))
+    reason = text(next(iter(listed(reasons)), None)) or ""
+    if not messages or not reason or messages[-1].stop or not messages[-1].is_agent:
+        return messages
+    return (*messages[:-1], replace(messages[-1], stop=reason))
 
 
 def _numbered(attributes: Document) -> tuple[Message, ...]:
@@ -256,11 +258,11 @@ def _messages(value: object) -> object:
         first = generations[0] if generations else []
         first = first[0] if isinstance(first, list) and first else first
         about = mapping(mapping(first).get("generation_info"))
-        said = mapping(first).get("message", mapping(first).get("text"))
+        message = mapping(first).get("message", mapping(first).get("text"))
         stop = about.get("finish_reason") or about.get("stop_reason")
-        if isinstance(said, Mapping) and stop:
-            return [{"message": said, "finish_reason": stop}]
-        return said
+        if isinstance(message, Mapping) and stop:
+            return [{"message": message, "finish_reason": stop}]
+        return message
     if isinstance(value.get("message"), (Mapping, str)) and "role" not in value:
         return [value["message"]]
     if len(value) == 1 and "messages" not in value and "choices" not in value:

@@ -21,18 +21,20 @@ def verl_group(uid: str) -> tuple[str, int | None]:
     return (found[1], int(found[2])) if found else (uid, None)
 
 
-def _whole_talk(made: Rollout, document: Document, origin: Origin) -> Rollout:
+def _whole_conversation(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
     """Merge the rows of a verl agent loop into one rollout. Each row holds the conversation so far."""
     found = _VERL_UID.fullmatch(text(document.get("uid")) or "")
     if found is None:
-        return made
-    prompt, said = split((*made.prompt, *made.completion)) if int(found[3]) else (made.prompt, made.completion)
-    id_ = made.id or f"{document.get('step')}:{made.split}:{found[1]}_{found[2]}"
-    return replace(made, prompt=prompt, completion=said, id=id_, grows=True)
+        return rollout
+    prompt, completion = (
+        split((*rollout.prompt, *rollout.completion)) if int(found[3]) else (rollout.prompt, rollout.completion)
+    )
+    id_ = rollout.id or f"{document.get('step')}:{rollout.split}:{found[1]}_{found[2]}"
+    return replace(rollout, prompt=prompt, completion=completion, id=id_, grows=True)
 
 
 VERL = Mapped(
-    finish=_whole_talk,
+    finish=_whole_conversation,
     name="verl rollouts",
     needs=("input", "output", "score"),
     keys={
@@ -115,15 +117,15 @@ AGENTLIGHTNING = Mapped(
 )
 
 
-def _failed_tools(made: Rollout, document: Document, origin: Origin) -> Rollout:
+def _failed_tools(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
     """Add tool errors, which OpenEnv lists in the order of the results."""
     trace = objects(document.get("tool_trace"))
     errors = [error_text(at(t, "result.error")) for t in trace]
-    if len(errors) != sum(m.role == "tool" for m in made.completion):
-        return made
-    told = iter(errors)
-    said = (replace(m, error=next(told) or m.error) if m.role == "tool" else m for m in made.completion)
-    return replace(made, completion=tuple(said))
+    if len(errors) != sum(m.role == "tool" for m in rollout.completion):
+        return rollout
+    remaining = iter(errors)
+    messages = (replace(m, error=next(remaining) or m.error) if m.role == "tool" else m for m in rollout.completion)
+    return replace(rollout, completion=tuple(messages))
 
 
 OPENENV = Mapped(
@@ -196,13 +198,15 @@ ROLES = (*_KEYS, "seconds", "task")
 """Roles that the command line can map to keys (`--map reward=score`)."""
 
 
-def _with_instruction(made: Rollout, document: Document, origin: Origin) -> Rollout:
+def _with_instruction(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
     """Prepend the instruction to its input (Alpaca)."""
-    rule, given = document.get("instruction"), document.get("input")
-    if not (isinstance(rule, str) and isinstance(given, str) and rule and made.prompt == (Message("user", given),)):
-        return made
-    extra = {k: v for k, v in made.extra.items() if k != "instruction"}
-    return replace(made, prompt=(Message("user", f"{rule}\n\n{given}" if given else rule),), extra=extra)
+    rule, input_ = document.get("instruction"), document.get("input")
+    if not (
+        isinstance(rule, str) and isinstance(input_, str) and rule and rollout.prompt == (Message("user", input_),)
+    ):
+        return rollout
+    extra = {k: v for k, v in rollout.extra.items() if k != "instruction"}
+    return replace(rollout, prompt=(Message("user", f"{rule}\n\n{input_}" if input_ else rule),), extra=extra)
 
 
 GENERIC = Mapped(

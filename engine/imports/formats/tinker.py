@@ -30,18 +30,18 @@ def _summary(document: Document, origin: Origin) -> Iterable[Item]:
     errors = [error for log in logs if (error := _error(log))]
     one, several = _of_turns([mapping(s.get("metrics")) for s in steps])
     components = {k: number(v) for k, v in {**one, **mapping(document.get("trajectory_metrics"))}.items()}
-    said_once, said_often = _of_turns([{k: v for k, v in log.items() if not _LOGGED.fullmatch(k)} for log in logs])
+    constant, by_turn = _of_turns([{k: v for k, v in log.items() if not _LOGGED.fullmatch(k)} for log in logs])
     iteration = whole(document.get("iteration"))
     name = text(document.get("split")) or "train"  # a named evaluation is `eval/gsm8k`
     kind, _, evaluation = name.partition("/")
     tags = [str(t) for t in listed(document.get("tags"))]
     group = f"{name}:{iteration}:{text(document.get('group_idx'))}"
     stop = next((k.removeprefix("stop/") for k, v in components.items() if k.startswith("stop/") and v), "")
-    prompt, said = _from_logtree(document, origin) or ((), tuple(messages))
+    prompt, completion = _from_logtree(document, origin) or ((), tuple(messages))
     about = {"final_reward": number(document.get("final_reward")), "evaluation": evaluation, "tags": tags[1:-1]}
     yield Rollout(
         prompt=prompt,
-        completion=said,
+        completion=completion,
         step=iteration,
         group=group,
         prompt_id=tags[-1] if tags else group,
@@ -54,13 +54,13 @@ def _summary(document: Document, origin: Origin) -> Iterable[Item]:
         error="; ".join(errors) or None,
         token_count=summed([s.get("ac_len") for s in steps]),
         policy_version=whole(document.get("sampling_client_step")),
-        extra=plain({**about, **several, **said_once, **said_often}),
+        extra=plain({**about, **several, **constant, **by_turn}),
     )
 
 
 def _logged(log: Document, step: Document) -> list[Message]:
     """Read the log of a turn. Environments with tools log texts, calls and results. Others log a response."""
-    words = text(log.get("assistant_content", log.get("response"))) or ""
+    content = text(log.get("assistant_content", log.get("response"))) or ""
     calls = [{"name": log["tool"]}] if isinstance(log.get("tool"), str) else []
     results = []
     for i in range(len(log)):
@@ -69,9 +69,9 @@ def _logged(log: Document, step: Document) -> list[Message]:
             calls.append({"name": name, "arguments": arguments.removesuffix(")"), "id": str(i)})
         if (result := text(log.get(f"tool_result_{i}"))) is not None:
             results.append(Message("tool", result, call_id=str(i)))
-    said = message({"role": "assistant", "content": words, "tool_calls": calls})
+    answer = message({"role": "assistant", "content": content, "tool_calls": calls})
     stop = text(step.get("stop_reason")) or ""
-    return [replace(said, reward=number(step.get("reward")), stop=stop, error=_error(log)), *results]
+    return [replace(answer, reward=number(step.get("reward")), stop=stop, error=_error(log)), *results]
 
 
 def _error(log: Document) -> str | None:
@@ -81,8 +81,8 @@ def _error(log: Document) -> str | None:
 def _of_turns(turns: list[Document]) -> tuple[dict[str, object], dict[str, list[object]]]:
     """Return by name the values that all turns share, and lists with one value per turn (null if it has none)."""
     names = {name: None for turn in turns for name in turn}
-    given = {name: [turn[name] for turn in turns if name in turn] for name in names}
-    one = {name: values[0] for name, values in given.items() if all(v == values[0] for v in values)}
+    columns = {name: [turn[name] for turn in turns if name in turn] for name in names}
+    one = {name: values[0] for name, values in columns.items() if all(v == values[0] for v in values)}
     return one, {name: [turn.get(name) for turn in turns] for name in names if name not in one}
 
 
@@ -102,12 +102,12 @@ def _from_logtree(document: Document, origin: Origin) -> tuple[tuple[Message, ..
     if not all(_same(_printed(turn), reward) for turn, reward in zip(turns, rewards, strict=True)):
         return None
     talks = [node for t in turns for node in _nodes(t) if at(mapping(node), "data.type") == "conversation"]
-    prompt, said = split(conversation([m for talk in talks for m in listed(at(talk, "data.messages"))]))
-    if sum(m.is_agent for m in said) != len(steps):
+    prompt, completion = split(conversation([m for talk in talks for m in listed(at(talk, "data.messages"))]))
+    if sum(m.is_agent for m in completion) != len(steps):
         return None
     errors = iter([_error(mapping(s.get("logs"))) for s in steps])
     by_turn = iter(rewards)
-    return prompt, tuple(replace(m, reward=next(by_turn), error=next(errors)) if m.is_agent else m for m in said)
+    return prompt, tuple(replace(m, reward=next(by_turn), error=next(errors)) if m.is_agent else m for m in completion)
 
 
 @lru_cache(maxsize=2)

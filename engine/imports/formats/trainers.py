@@ -40,50 +40,50 @@ def _art(document: Document, origin: Origin) -> Iterable[Item]:
         return
     group = {k: v for k, v in document.items() if k != "trajectories"}
     trajectories = objects(document["trajectories"])
-    made = [_art_rollout({**trajectory, "group_json": group}, origin) for trajectory in trajectories]
-    named = identity(made[0])[1] if made else ""
-    yield from (replace(rollout, group=rollout.group or named) for rollout in made)
+    rollouts = [_art_rollout({**trajectory, "group_json": group}, origin) for trajectory in trajectories]
+    named = identity(rollouts[0])[1] if rollouts else ""
+    yield from (replace(rollout, group=rollout.group or named) for rollout in rollouts)
 
 
 def _art_rollout(document: Document, origin: Origin) -> Rollout:
-    whole_ = mapping(document.get("trajectory_json")) or document
+    trajectory = mapping(document.get("trajectory_json")) or document
     group = mapping(document.get("group_json"))
     about_group = {**mapping(document.get("group_metadata")), **mapping(group.get("metadata"))}
     failed = len(listed(group.get("exceptions")))
     number_ = origin.path.stem
     step = whole(about_group.get("step"))
     step = step if step is not None else whole(number_) if number_.isdecimal() else origin.step
-    entries = listed(whole_.get("messages_and_choices")) or listed(whole_.get("messages"))
-    prompt, said = split(conversation(entries))
-    metrics, about = mapping(whole_.get("metrics")), mapping(whole_.get("metadata"))
+    entries = listed(trajectory.get("messages_and_choices")) or listed(trajectory.get("messages"))
+    prompt, completion = split(conversation(entries))
+    metrics, about = mapping(trajectory.get("metrics")), mapping(trajectory.get("metadata"))
     position = text(document.get("group_index"))
     split_name = origin.path.parent.name
-    others = listed(whole_.get("additional_histories"))
-    first, last = (whole(whole_.get(f"{k}_policy_version")) for k in ("initial", "final"))
+    others = listed(trajectory.get("additional_histories"))
+    first, last = (whole(trajectory.get(f"{k}_policy_version")) for k in ("initial", "final"))
     return Rollout(
         prompt=prompt,
-        completion=said,
+        completion=completion,
         step=step,
         group=text(about_group.get("group")) or (f"{split_name}:{step}:{position}" if position else ""),
         index=whole(document.get("trajectory_index")),
         prompt_id=text(about.get("prompt_id")) or "",
         split="eval" if split_name in ("val", "eval", "test") else "train",
-        reward=number(whole_.get("reward", document.get("reward"))),
+        reward=number(trajectory.get("reward", document.get("reward"))),
         components={k: Score(number(v)) for k, v in metrics.items() if not isinstance(v, bool)},
         answer=text(about.get("answer")),
         expected=text(about.get("expected")),
-        stop=next((m.stop for m in reversed(said) if m.stop), ""),
-        error=error_text(whole_.get("exception")) or error_text(metrics.get("error")) or _errors(document),
+        stop=next((m.stop for m in reversed(completion) if m.stop), ""),
+        error=error_text(trajectory.get("exception")) or error_text(metrics.get("error")) or _errors(document),
         policy_version=first if first == last else None,
         extra={
-            **plain({k: v for k, v in whole_.items() if k not in _ART_KEYS}),
+            **plain({k: v for k, v in trajectory.items() if k not in _ART_KEYS}),
             **plain({f"group.{k}": v for k, v in about_group.items() if k not in ("group", "step")}),
             **plain(about),
             **plain({k: v for k, v in metrics.items() if isinstance(v, bool)}),
             **({"group.exceptions": failed} if failed else {}),
             **({"additional_histories": len(others)} if others else {}),
         },
-        tools=tuple(objects(whole_.get("tools"))),
+        tools=tuple(objects(trajectory.get("tools"))),
     )
 
 
@@ -122,24 +122,24 @@ def _nemo(document: Document, origin: Origin) -> Iterable[Item]:
     ids, mask = listed(one.get("token_ids"))[:length], listed(one.get("token_loss_mask"))[:length]
     advantages = listed(one.get("advantages"))[:length]
     if content and all(isinstance(c, Mapping) for c in content):
-        prompt, said = split(conversation(content))
+        prompt, completion = split(conversation(content))
     else:
-        prompt, said = _alternating([text(c) or "" for c in content], [bool(number(m)) for m in mask])
+        prompt, completion = _alternating([text(c) or "" for c in content], [bool(number(m)) for m in mask])
     logprobs = listed(one.get("generation_logprobs"))[:length]
     overlays = {"trainer": listed(one.get("prev_logprobs"))[:length]}
     overlays |= {"reference": listed(one.get("reference_policy_logprobs"))[:length]}
-    spoken = [a for a, m in zip(advantages, mask, strict=False) if number(m)] if mask else advantages
+    of_agent = [a for a, m in zip(advantages, mask, strict=False) if number(m)] if mask else advantages
     yield Rollout(
         prompt=prompt,
-        completion=said,
+        completion=completion,
         step=origin.step,
         split="eval" if origin.path.name.startswith("val") else origin.split or "train",
         reward=number(one["rewards"]),
-        advantage=mean(spoken or one.get("advantages")),
+        advantage=mean(of_agent or one.get("advantages")),
         token_count=length or len(ids) or None,
         tokens=(lambda: token_arrays(ids, mask, logprobs, advantages, overlays)) if ids else None,
         extra=plain({k: v for k, v in one.items() if k not in _NEMO_KEYS}),
-        unknown={"advantage": SEVERAL} if several(spoken) else {},
+        unknown={"advantage": SEVERAL} if several(of_agent) else {},
     )
 
 
@@ -149,17 +149,17 @@ def _alternating(texts: list[str], mask: list[bool]) -> tuple[tuple[Message, ...
     The mask has one run per agent text, which determines the number of prompt texts: a user text, with a system text
     before it if there are two. Texts may include their part of a chat template.
     """
-    turns = sum(spoken and not (i and mask[i - 1]) for i, spoken in enumerate(mask))
+    turns = sum(by_agent and not (i and mask[i - 1]) for i, by_agent in enumerate(mask))
     behind = 2 * turns - int(bool(mask) and mask[-1])
     first = len(texts) - behind if turns and 0 < behind < len(texts) else 1
-    if any("<tool_call>" in said for said in texts[:first]):  # the mask joins turns, so rely on alternation
+    if any("<tool_call>" in turn for turn in texts[:first]):  # the mask joins turns, so rely on alternation
         first = 2 - (len(texts) + bool(mask and mask[-1])) % 2
     roles = ("system",) * (first - 1) + ("user",)
-    prompt = [m for role, said in zip(roles, texts, strict=False) for m in flat(said, role) if m.text.strip()]
-    said: list[Message] = []
+    prompt = [m for role, turn in zip(roles, texts, strict=False) for m in flat(turn, role) if m.text.strip()]
+    completion: list[Message] = []
     for i, one in enumerate(texts[first:]):
-        said += flat(one, "assistant" if i % 2 == 0 else "tool") or (Message("assistant", ""),)
-    return tuple(prompt), tuple(said)
+        completion += flat(one, "assistant" if i % 2 == 0 else "tool") or (Message("assistant", ""),)
+    return tuple(prompt), tuple(completion)
 
 
 NEMO_RL = Documents(
@@ -208,9 +208,9 @@ def _trackio(document: Document, origin: Origin) -> Iterable[Item]:
     several_runs = exported or len(runs_of(origin.path)) > 1
     if table == "traces":
         known = {**mapping(row.get("metadata")), "messages": listed(row.get("messages"))}
-        made = _TRACE.rollout({"step": step, **known, "trace_id": row.get("id")}, origin)
-        group = identity(made)[1]
-        yield replace(made, env=run or made.env, group=f"{run}:{group}" if several_runs else made.group)
+        rollout = _TRACE.rollout({"step": step, **known, "trace_id": row.get("id")}, origin)
+        group = identity(rollout)[1]
+        yield replace(rollout, env=run or rollout.env, group=f"{run}:{group}" if several_runs else rollout.group)
     elif table == "metrics" and step is not None:
         values = mapping(row.get("metrics")) if not exported else {k: v for k, v in row.items() if k != "step"}
         no_traces = exported or is_empty(origin.path, "traces")

@@ -70,15 +70,15 @@ def trl(functions: frozenset[str] = frozenset()) -> Documents:
     """Return the format of the completions table. `functions`: the names of the reward functions, if known."""
 
     def read(document: Document, origin: Origin) -> Iterable[Item]:
-        made = _TABLE.rollout(document, origin)
+        rollout = _TABLE.rollout(document, origin)
         known = functions or _functions(origin.path.parent)
-        components = dict(made.components)
+        components = dict(rollout.components)
         for name in (n for n in document if n in known):  # a function that returned None for all rows has no numbers
             components.setdefault(name, Score(number(document[name])))
-        ours = {n: s for n, s in components.items() if not known or n in known}
-        others = {n: s.value for n, s in components.items() if n not in ours and s.value is not None}
-        extra = {k: v for k, v in made.extra.items() if k not in ours}
-        yield replace(made, components=ours, extra={**extra, **others})
+        own = {n: s for n, s in components.items() if not known or n in known}
+        others = {n: s.value for n, s in components.items() if n not in own and s.value is not None}
+        extra = {k: v for k, v in rollout.extra.items() if k not in own}
+        yield replace(rollout, components=own, extra={**extra, **others})
 
     return Documents(
         _TABLE.name,

@@ -37,8 +37,8 @@ def _episodes(document: Document, origin: Origin) -> Iterable[Item]:
         traces = [{"id": document.get("id")}]
     several = sum(not is_judge(text(at(t, "agent.name")) or "") for t in traces) > 1
     for trace in traces:
-        made = _trace(trace, document, origin, several=several)
-        yield replace(made, extra={**made.extra, **effective})
+        rollout = _trace(trace, document, origin, several=several)
+        yield replace(rollout, extra={**rollout.extra, **effective})
 
 
 EPISODES = Documents(
@@ -66,7 +66,7 @@ def _annotation(document: Document, origin: Origin) -> Iterable[Item]:
     last = branches[-1] if branches else {}
     values = listed(last.get("advantages"))
     advantage = mean(values) if advantage is None else advantage
-    overlays = {name: given for key, name in _OVERLAYS.items() if (given := listed(last.get(key)))}
+    overlays = {name: found_values for key, name in _OVERLAYS.items() if (found_values := listed(last.get(key)))}
     yield Amendment(
         id=str(document["trace_id"]),
         step=whole(at(info, "ship.step")),
@@ -85,10 +85,10 @@ def _stream_index(document: Document, origin: Origin) -> Iterable[Item]:
     ids = tuple(id_ for id_ in listed(document.get("trace_ids")) if isinstance(id_, str))
     if ids:
         yield Named(ids)
-    chunk, at_, group = whole(document["chunk"]), whole(document["offset"]), text(document.get("group"))
-    if len(ids) == 1 and chunk is not None and at_ is not None and group:
+    chunk, offset, group = whole(document["chunk"]), whole(document["offset"]), text(document.get("group"))
+    if len(ids) == 1 and chunk is not None and offset is not None and group:
         kind, failed = text(document.get("kind")) or "", whole(document.get("num_errors")) or 0
-        made = Rollout(
+        rollout = Rollout(
             id=ids[0],
             group=group,
             env=text(document.get("env")) or "",
@@ -100,7 +100,7 @@ def _stream_index(document: Document, origin: Origin) -> Iterable[Item]:
             token_count=summed([document.get("input_tokens"), document.get("output_tokens")]),
         )
         path = origin.path.parent / "stream" / f"{chunk:05}.jsonl"
-        yield Expected(made, at_, TO_ITS_END, path, EPISODES.name)
+        yield Expected(rollout, offset, TO_ITS_END, path, EPISODES.name)
 
 
 STREAM_INDEX = Documents(
@@ -112,27 +112,27 @@ STREAM_INDEX = Documents(
 """prime-rl's own indexes. The index of the stream is read before the stream."""
 
 
-def _of_results(made: Rollout, document: Document, origin: Origin) -> Rollout:
+def _of_results(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
     """Add the run description from `metadata.json`. Counts become columns, and other metrics become components."""
     about = origin.beside("metadata.json")
     usage = mapping(document.get("token_usage"))
-    values = {name: score.value for name, score in made.components.items()}
+    values = {name: score.value for name, score in rollout.components.items()}
     counted = [k for k in values if k.startswith("num_") or k.endswith("_calls")]
     where = origin.path.parent.name if origin.step is None else origin.step
     return replace(
-        made,
-        completion=made.completion if document.get("completion") else (),
-        group=f"{where}:{made.prompt_id}",
-        env=text(about.get("env_id")) or made.env,
+        rollout,
+        completion=rollout.completion if document.get("completion") else (),
+        group=f"{where}:{rollout.prompt_id}",
+        env=text(about.get("env_id")) or rollout.env,
         model=text(about.get("model")) or "",
         split=text(document.get("split")) or ("eval" if about else "train"),
-        components={k: s for k, s in made.components.items() if k not in counted},
-        expected=made.expected or None,
-        stop=made.stop or ("truncated" if document.get("is_truncated") else ""),
+        components={k: s for k, s in rollout.components.items() if k not in counted},
+        expected=rollout.expected or None,
+        stop=rollout.stop or ("truncated" if document.get("is_truncated") else ""),
         token_count=summed([usage.get(k) for k in ("final_input_tokens", "final_output_tokens")]),
-        extra={**made.extra, **plain({k: values[k] for k in counted})},
-        seconds=made.seconds or (number(at(document, "timing.total_ms")) or 0.0) / 1000,
-        tools=made.tools or tuple(objects(about.get("tools"))),
+        extra={**rollout.extra, **plain({k: values[k] for k in counted})},
+        seconds=rollout.seconds or (number(at(document, "timing.total_ms")) or 0.0) / 1000,
+        tools=rollout.tools or tuple(objects(about.get("tools"))),
     )
 
 
@@ -177,8 +177,8 @@ def _trace(trace: Document, episode: Document, origin: Origin, several: bool) ->
     sampled = [bool(nodes[i].get("sampled")) or m.is_agent for i, m in zip(chain, messages, strict=True)]
     first = sampled.index(True) if True in sampled else len(messages)
     components = {
-        name: Score(None) if given is None else scores({name: given}).get(name, Score(None))
-        for name, given in mapping(trace.get("rewards")).items()
+        name: Score(None) if value is None else scores({name: value}).get(name, Score(None))
+        for name, value in mapping(trace.get("rewards")).items()
     }
     task = mapping(trace.get("task")) or mapping(episode.get("task"))
     data = mapping(task.get("data"))
@@ -237,10 +237,10 @@ def _branch(nodes: list[Document]) -> tuple[list[int], int]:
 
 
 def _message(node: Document, call: Document | None) -> Message:
-    made = message(mapping(node.get("message")))
+    read = message(mapping(node.get("message")))
     time = mapping(call.get("time")) if call else {}
     return replace(
-        made,
+        read,
         advantage=mean(node.get("advantages")),
         stop=text(call.get("finish_reason")) or "" if call else "",
         seconds=_elapsed(time.get("start"), time.get("end")),
@@ -249,13 +249,13 @@ def _message(node: Document, call: Document | None) -> Message:
 
 def _total(components: Mapping[str, Score], trace: Document) -> float | None:
     """Return Σ score × weight, the reward as verifiers defines it, or None if a part is unknown."""
-    stated = number(trace.get("reward"))
+    reward = number(trace.get("reward"))
     parts = [(s.value, s.weight) for s in components.values() if s.weight is not None]
-    if stated is not None or not parts or any(value is None for value, _ in parts):
-        return stated
+    if reward is not None or not parts or any(value is None for value, _ in parts):
+        return reward
     return sum((value or 0.0) * weight for value, weight in parts)
 
 
 def _elapsed(start: object, end: object) -> float:
-    begun, ended = number(start), number(end)
-    return max(0.0, ended - begun) if begun is not None and ended is not None else 0.0
+    started, ended = number(start), number(end)
+    return max(0.0, ended - started) if started is not None and ended is not None else 0.0
