@@ -130,16 +130,18 @@ def decode_tokens(data: bytes, index: int) -> TokenArrays[memoryview] | None:
         return part.cast(kind)
 
     masks = payload[4 * total : 5 * total]
-    spoken, before = masks.count(1), masks.count(1, 0, start)
+    agent_tokens, before = masks.count(1), masks.count(1, 0, start)
     mask = cut(4 * total, start, stop, "?")
     written = iter(cut(5 * total, before, before + masks.count(1, start, stop), "f"))
     logprobs: memoryview[Any] = memoryview(array("f", [next(written) if agent else 0.0 for agent in mask]))
-    turn = cut(5 * total + 4 * spoken, start, stop, "h")
+    turn = cut(5 * total + 4 * agent_tokens, start, stop, "h")
     advantages = None
     if header["advantages"][index]:
         before = sum(length for length, has in zip(lengths[:index], header["advantages"], strict=False) if has)
-        advantages = cut(7 * total + 4 * spoken, before, before + stop - start, "f")
-    offset = 7 * total + 4 * spoken + 4 * sum(n for n, has in zip(lengths, header["advantages"], strict=False) if has)
+        advantages = cut(7 * total + 4 * agent_tokens, before, before + stop - start, "f")
+    offset = (
+        7 * total + 4 * agent_tokens + 4 * sum(n for n, has in zip(lengths, header["advantages"], strict=False) if has)
+    )
     named = header.get("overlays") or [[]] * len(lengths)
     offset += 4 * sum(n * len(names) for n, names in zip(lengths[:index], named, strict=False))
     size = stop - start

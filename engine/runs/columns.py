@@ -98,7 +98,7 @@ def is_finite(record: TrajectoryRecord) -> bool:
 
 def _flags(record: TrajectoryRecord) -> int:
     trajectory, served = record.trajectory, record.served
-    held = {
+    flags = {
         Flag.ERROR: trajectory.error or any(s.error for s in trajectory.steps),
         Flag.UNPARSED: any(s.unreadable for s in trajectory.steps),
         Flag.NAN: not is_finite(record),
@@ -106,7 +106,7 @@ def _flags(record: TrajectoryRecord) -> int:
         Flag.AGREES: served is not None and served.agrees is True,
         Flag.DISAGREES: served is not None and served.agrees is False,
     }
-    return sum(flag for flag, is_set in held.items() if is_set)
+    return sum(flag for flag, is_set in flags.items() if is_set)
 
 
 COLUMNS = (

@@ -63,10 +63,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def read_as(kind: type[_T], said: object) -> _T | None:
+def read_as(kind: type[_T], value: object) -> _T | None:
     """Convert plain data from an untrusted file into a dataclass; None if it does not fit."""
     try:
-        return from_plain(kind, said, strict=True) if isinstance(said, dict) else None
+        return from_plain(kind, value, strict=True) if isinstance(value, dict) else None
     except (TypeError, ValueError):
         return None
 

@@ -46,7 +46,7 @@ class Labels:
         for id_, kind, name, bit in self.db.execute(
             "SELECT id, kind, name, bit FROM labels WHERE id > ? ORDER BY id", (self.last,)
         ):
-            self._know(id_, kind, name, bit)
+            self._remember(id_, kind, name, bit)
 
     def forget(self) -> None:
         self.__init__(self.db)
@@ -66,7 +66,7 @@ class Labels:
             return known
         cursor = self.db.execute("INSERT INTO labels (kind, name, bit) VALUES (?, ?, ?)", (kind, name, bit))
         id_ = int(cursor.lastrowid or 0)
-        self._know(id_, kind, name, bit)
+        self._remember(id_, kind, name, bit)
         return id_
 
     def mask(self, ids: Iterable[int]) -> tuple[int, list[int]]:
@@ -86,7 +86,7 @@ class Labels:
         named = [n for n, id_ in self.of_kind(kind).items() if self.bits[id_] < BITS and mask >> self.bits[id_] & 1]
         return (*named, "…") if mask & OVERFLOW else tuple(named)
 
-    def _know(self, id_: int, kind: str, name: str, bit: int) -> None:
+    def _remember(self, id_: int, kind: str, name: str, bit: int) -> None:
         self.ids[kind, name] = id_
         self.names[id_] = name
         self.bits[id_] = bit

@@ -64,8 +64,8 @@ class Notes:
 
     def put(self, id_: str, text: str) -> None:
         """Set the note of a rollout; an empty text removes it. Raises OSError."""
-        said = " ".join(text.split())[:MAX_TEXT]
-        line = {"id": id_, "text": said, "by": _user(), "time": time.time()}
+        note_text = " ".join(text.split())[:MAX_TEXT]
+        line = {"id": id_, "text": note_text, "by": _user(), "time": time.time()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as file:  # a single write, so that two people do not tear each other's lines
             file.seek(max(0, file.tell() - 1))
@@ -89,8 +89,8 @@ def _parsed(data: bytes) -> dict[str, Note]:
     found: dict[str, Note] = {}
     for line in data.split(b"\n"):
         try:
-            said = json.loads(line)
-            note = Note(said["id"], said["text"], str(said.get("by") or ""), float(said.get("time") or 0.0))
+            entry = json.loads(line)
+            note = Note(entry["id"], entry["text"], str(entry.get("by") or ""), float(entry.get("time") or 0.0))
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
         if not isinstance(note.id, str) or not isinstance(note.text, str):

@@ -78,7 +78,7 @@ class AlertSender:
         self._next = 0.0
         self._condition = threading.Condition()
         self._closing = False
-        self._told = False
+        self._warned = False
         self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
         self._thread.start()
 
@@ -86,8 +86,8 @@ class AlertSender:
         """Queue an event of the record if it is an alert, an error or trouble with the record."""
         if kind not in ("alert", "error", "record"):
             return
-        said = data.get("severity")
-        severity: Severity = "failure" if kind != "alert" else said if said in SEVERITIES else "warning"
+        stated = data.get("severity")
+        severity: Severity = "failure" if kind != "alert" else stated if stated in SEVERITIES else "warning"
         if severity not in self.destination.severities or data.get("severity") == "good":
             return
         ids = data.get("trajectories")
@@ -130,13 +130,13 @@ class AlertSender:
     def _send(self, alert: Alert) -> None:
         body = json.dumps(alert.to_json(), default=str).encode()
         command, webhook = self.destination.command, self.destination.webhook
-        for what, given, send in (("command", command, self._call), ("webhook", webhook, self._post)):
+        for what, target, send in (("command", command, self._call), ("webhook", webhook, self._post)):
             try:
-                if given:
+                if target:
                     send(body)
             except (OSError, ValueError, subprocess.SubprocessError) as error:
-                level = logging.DEBUG if self._told else logging.WARNING
-                self._told = True
+                level = logging.DEBUG if self._warned else logging.WARNING
+                self._warned = True
                 # a webhook's address is a secret, and error texts may contain it
                 log.log(level, "alert %s failed (%s), and the run continues", what, type(error).__name__)
 
@@ -281,7 +281,9 @@ def suggestion(detector: str, subject: str = "") -> str:
 
 def suggestion_of(data: Mapping[str, object]) -> str:
     """Return the advice in an event, else the advice for its detector."""
-    said = data.get("suggestion")
+    recorded = data.get("suggestion")
     return (
-        said if isinstance(said, str) else suggestion(str(data.get("detector") or ""), str(data.get("subject") or ""))
+        recorded
+        if isinstance(recorded, str)
+        else suggestion(str(data.get("detector") or ""), str(data.get("subject") or ""))
     )

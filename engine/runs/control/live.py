@@ -126,10 +126,10 @@ class BatchTexts:
         self._limit = limit
         self._left: float | None = None
         self._tokens = [0] * self.rows
-        self._before = [0] * self.rows
+        self._tokens_before = [0] * self.rows
         self._done = [False] * self.rows
-        self._over = [False] * self.rows
-        self._told = 0
+        self._turn_over = [False] * self.rows
+        self._finished = 0
         self._rewards: list[float] = []
         self._texts = [LiveText(row, prompts[row // num_rollouts][-TEXT:]) for row in range(min(self.rows, ROWS))]
         self._turn_began = time.perf_counter()
@@ -146,17 +146,17 @@ class BatchTexts:
     @contextmanager
     def look(self, step: int, steps: int) -> Iterator[None]:
         """Report the rows inside this block, after `step` of at most `steps` tokens of a turn."""
-        began = time.perf_counter()
-        self._left = (began - self._turn_began) / max(step, 1) * (steps - step)
+        started = time.perf_counter()
+        self._left = (started - self._turn_began) / max(step, 1) * (steps - step)
         try:
             yield
         finally:
             now = time.perf_counter()
-            self._next_look = now + max(LOOK_S, PATIENCE * (now - began))
+            self._next_look = now + max(LOOK_S, PATIENCE * (now - started))
 
     def wants(self, row: int) -> bool:
         """Return whether the text of a row is kept and may have changed."""
-        return row < len(self._texts) and not self._over[row]
+        return row < len(self._texts) and not self._turn_over[row]
 
     def writes(self, row: int, tokens: int, text: str | None = None, *, cut: bool = False, over: bool = False) -> None:
         """Set the number of tokens that a row has in its current turn.
@@ -164,7 +164,7 @@ class BatchTexts:
         text: the newest text (None: unchanged). cut: whether more text precedes it. over: whether the turn has ended.
         """
         with self._lock:
-            self._tokens[row], self._over[row] = self._before[row] + tokens, over
+            self._tokens[row], self._turn_over[row] = self._tokens_before[row] + tokens, over
             kept = row < len(self._texts)
             number = self._texts[row].turn if kept else 1
             self._done[row] |= over and 0 < self.purpose.turns <= number
@@ -179,12 +179,12 @@ class BatchTexts:
         """End the turn of a row."""
         self.writes(row, tokens, text, over=True)
         with self._lock:
-            self._before[row] = self._tokens[row]
+            self._tokens_before[row] = self._tokens[row]
 
     def goes_on(self, row: int) -> None:
         with self._lock:
-            self._over[row] = False
-            if row < len(self._texts) and self._before[row]:
+            self._turn_over[row] = False
+            if row < len(self._texts) and self._tokens_before[row]:
                 self._texts[row] = replace(self._texts[row], turn=self._texts[row].turn + 1, text="", cut=False)
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class BatchTexts:
     def finished(self, count: int) -> None:
         """Set the number of rollouts that their environment has ended."""
         with self._lock:
-            self._told = count
+            self._finished = count
             self._touch()
 
     def judged(self, rewards: Sequence[float | None], correct: Sequence[bool | None]) -> None:
@@ -224,7 +224,7 @@ class BatchTexts:
                 "began": self._began,
                 "time": self._time,
                 "rollouts": self.rows,
-                "finished": max(sum(self._done), self._told),
+                "finished": max(sum(self._done), self._finished),
                 "tokens": sum(self._tokens),
                 "limit": self._limit,
                 "left": self._left,
@@ -290,9 +290,10 @@ def read_live(info: RunInfo) -> LiveState | None:
         return None
     run_dir = Path(info.path)
     for process in ("training", "engine"):
-        said, alive = read_json(live_file(run_dir, process)), read_json(run_dir / PROCESSES / f"{process}.json")
-        if said and all(said.get(key) == alive.get(key) for key in IDENTITY):  # not written by an earlier process
-            if (state := read_as(LiveState, said)) is None:
+        recorded, alive = read_json(live_file(run_dir, process)), read_json(run_dir / PROCESSES / f"{process}.json")
+        # Ignore a file of an earlier process.
+        if recorded and all(recorded.get(key) == alive.get(key) for key in IDENTITY):
+            if (state := read_as(LiveState, recorded)) is None:
                 return None
             return replace(state, batches=tuple(replace(b, texts=b.texts[:ROWS]) for b in state.batches[-BATCHES:]))
     return None
@@ -330,32 +331,32 @@ class Flights:
     once."""
 
     def __init__(self) -> None:
-        self._now: dict[str, Flight] = {}
-        self._took: deque[float] = deque(maxlen=LAST)
+        self._open: dict[str, Flight] = {}
+        self._durations: deque[float] = deque(maxlen=LAST)
         self._ended = 0
         self._lock = threading.Lock()
 
     def begin(self, id_: str, what: str = "") -> None:
         with self._lock:
-            self._now[id_] = Flight(id_[:200], what[:200], time.time())
+            self._open[id_] = Flight(id_[:200], what[:200], time.time())
 
     def end(self, id_: str) -> None:
         """End a rollout. Ignore one that never began."""
         with self._lock:
-            flight = self._now.pop(id_, None)
+            flight = self._open.pop(id_, None)
             if flight is not None:
-                self._took.append(max(0.0, time.time() - flight.began))
+                self._durations.append(max(0.0, time.time() - flight.began))
                 self._ended += 1
 
     def state(self) -> dict[str, Any] | None:
         """Return the entry for the status file; None if no rollout ever began."""
         with self._lock:
-            if not self._now and not self._ended:
+            if not self._open and not self._ended:
                 return None
-            longest = sorted(self._now.values(), key=lambda f: f.began)[:SHOWN]
-            took = sorted(self._took)
+            longest = sorted(self._open.values(), key=lambda f: f.began)[:SHOWN]
+            took = sorted(self._durations)
             half, most = (took[len(took) // 2], took[int(0.95 * (len(took) - 1))]) if took else (None, None)
-            return asdict(InFlight(len(self._now), longest, half, most, self._ended))
+            return asdict(InFlight(len(self._open), longest, half, most, self._ended))
 
 
 def in_flight(facts: Mapping[str, object]) -> InFlight | None:

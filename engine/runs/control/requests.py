@@ -76,10 +76,10 @@ def asked(run_dir: Path | str) -> list[AnsweredRequest]:
     names = _listed(folder)
     found = []
     for id_ in _ids(names):
-        if (asked_for := _read(folder, id_)) is not None:
+        if (entry := _read(folder, id_)) is not None:
             done = [n for n in names if n.startswith(f"{id_}.") and n.endswith(".done")]
             answers = {n[len(id_) + 1 : -len(".done")]: str(read_json(folder / n).get("outcome", "")) for n in done}
-            found.append(AnsweredRequest(asked_for, answers))
+            found.append(AnsweredRequest(entry, answers))
     return found
 
 
@@ -130,9 +130,9 @@ class ControlChannel:
         for id_ in _ids(names):
             if id_ not in self._seen:
                 self._seen.add(id_)
-                asked_for = _read(self.folder, id_)
-                if asked_for is not None and f"{id_}.{self.process}.done" not in names:
-                    requests.append(asked_for)
+                entry = _read(self.folder, id_)
+                if entry is not None and f"{id_}.{self.process}.done" not in names:
+                    requests.append(entry)
         if self._terminate:
             self._terminate = False
             requests.append(RunRequest("sigterm", "stop", time.time()))

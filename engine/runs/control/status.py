@@ -37,7 +37,7 @@ def write_state(path: Path, state: Mapping[str, object]) -> None:
         write_json(path, state)
     except OSError:
         least = {k: v for k, v in state.items() if k not in ("in_flight", "summary")}
-        if not any(overwrite(path, json.dumps(each, default=str).encode()) for each in (state, least)):
+        if not any(overwrite(path, json.dumps(version, default=str).encode()) for version in (state, least)):
             raise
 
 
@@ -63,11 +63,11 @@ def identity(pid: int | None = None) -> dict[str, Any]:
 
     process = psutil.Process(pid)
     found = {"pid": process.pid, "started": process.create_time(), "where": here()}
-    born = _born(process.pid)
+    born = _start_time(process.pid)
     return found if born is None else {**found, "born": born}
 
 
-def _born(pid: int) -> str | None:
+def _start_time(pid: int) -> str | None:
     """Return `<boot> <ticks>` of a process on Linux; None elsewhere or if the process does not exist."""
     try:
         ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -87,7 +87,7 @@ def is_alive(pid: int | None, started: float | None, born: object = None) -> boo
 
     try:
         process = psutil.Process(pid)
-        now = None if born is None else _born(pid)
+        now = None if born is None else _start_time(pid)
         if now is not None and now != born:
             return False
         if now is None and (started is None or abs(process.create_time() - started) > 1.5):
@@ -112,20 +112,20 @@ def process_state(run_dir: Path, name: str) -> dict[str, Any]:
 
 def _read_state(run_dir: Path, name: str) -> dict[str, Any]:
     launched = read_json(run_dir / PROCESSES / f"{name}.launch.json")
-    own = read_json(run_dir / PROCESSES / f"{name}.json")
-    same = own.get("born") is not None and own.get("born") == launched.get("born")
-    if not same and (number(own.get("time")) or 0) < (number(launched.get("time")) or 0):
-        own = {}  # the file of the process before a resume
-    launcher_alive = _lives(launched)
+    state = read_json(run_dir / PROCESSES / f"{name}.json")
+    same = state.get("born") is not None and state.get("born") == launched.get("born")
+    if not same and (number(state.get("time")) or 0) < (number(launched.get("time")) or 0):
+        state = {}  # the file of the process before a resume
+    launcher_alive = _is_alive(launched)
     return {
         **launched,
-        **own,
-        "alive": _lives(own) if own else launcher_alive,
+        **state,
+        "alive": _is_alive(state) if state else launcher_alive,
         "launcher_alive": launcher_alive and not is_elsewhere(launched),
     }
 
 
-def _lives(state: Mapping[str, object]) -> bool:
+def _is_alive(state: Mapping[str, object]) -> bool:
     """Return whether the process lives. On another machine, it counts as alive while its status file is fresh."""
     if not is_elsewhere(state):
         pid = number(state.get("pid"))
@@ -161,9 +161,9 @@ def look(run_dir: Path) -> RunInfo:
         }
         if troubles := [other["trouble"] for other in others.values() if other.get("trouble")]:
             facts["trouble"] = troubles[0]
-        gone = [n for n, other in others.items() if not other["alive"] and other.get("status") not in ENDED]
-        if status not in ENDED and gone:
-            error = error or f"the process {gone[0]!r} is gone; its log is logs/{gone[0]}.log"
+        dead = [n for n, other in others.items() if not other["alive"] and other.get("status") not in ENDED]
+        if status not in ENDED and dead:
+            error = error or f"the process {dead[0]!r} is gone; its log is logs/{dead[0]}.log"
     total = number(state.get("total_steps") or run.get("total_steps"))
     step = number(state.get("step")) or number(run.get("step"))
     if step is None and status == "crashed":
@@ -201,15 +201,15 @@ def number(value: object) -> float | None:
 def _status(run: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[RunStatus, str | None]:
     if run.get("mode") == "dump":  # another framework wrote it, so there is no process of ours
         return "finished", None
-    said = state.get("status")
-    if said not in get_args(RunStatus):
-        said = "starting" if run else "crashed"
+    status = state.get("status")
+    if status not in get_args(RunStatus):
+        status = "starting" if run else "crashed"
     error = state.get("error")
-    if said in ENDED:
-        return cast(RunStatus, said), error
+    if status in ENDED:
+        return cast(RunStatus, status), error
     if state.get("alive") or state.get("launcher_alive"):
-        return cast(RunStatus, said), error
-    if state.get("stop_requested") and said == "starting":
+        return cast(RunStatus, status), error
+    if state.get("stop_requested") and status == "starting":
         return "stopped", error  # it was stopped while loading
     if not state.get("pid") and abs(time.time() - (number(run.get("created")) or 0)) < STARTING_SECONDS:
         return "starting", error

@@ -57,8 +57,8 @@ def newest_whole(folder: Path) -> tuple[tuple[int, Path] | None, list[Damaged]]:
     """
     damaged = []
     for step, path in reversed(checkpoints(folder)):
-        why = find_damage(path)
-        if why is None:
+        damage = find_damage(path)
+        if damage is None:
             return (step, path), damaged
-        damaged.append(Damaged(path, why))
+        damaged.append(Damaged(path, damage))
     return None, damaged

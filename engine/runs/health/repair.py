@@ -59,7 +59,7 @@ def repair(run_dir: Path) -> Repaired:
         expected = committed(run_dir)
         _move(path, kept)
         RecordStore(path).close()
-        _tell_processes(run_dir, 0)
+        _correct_counts(run_dir, 0)
         return Repaired(0, expected, 0, 0, None)
     headless = False
     try:
@@ -102,16 +102,16 @@ def _repaired(run_dir: Path, path: Path, target: Path, move_to: Path | None, kep
     _remove(path)
     os.replace(target, path)
     _remove(target)
-    _tell_processes(run_dir, saved)
+    _correct_counts(run_dir, saved)
     return Repaired(saved, expected, metrics, events, kept)
 
 
-def _tell_processes(run_dir: Path, saved: int) -> None:
+def _correct_counts(run_dir: Path, saved: int) -> None:
     """Update the number of trajectories in the status files, so that the loss is not reported again."""
     for name in process_names(run_dir):
-        said = read_json(run_dir / PROCESSES / f"{name}.json")
-        if "trajectories" in said:
-            write_json(run_dir / PROCESSES / f"{name}.json", {**said, "trajectories": saved})
+        state = read_json(run_dir / PROCESSES / f"{name}.json")
+        if "trajectories" in state:
+            write_json(run_dir / PROCESSES / f"{name}.json", {**state, "trajectories": saved})
 
 
 def _put_head_back(damaged: Path, path: Path) -> None:

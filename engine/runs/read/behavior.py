@@ -47,8 +47,8 @@ class SpanBehavior:
 
 def behavior(record: Record, selection: Selection, span: Span, metrics: bool) -> SpanBehavior:
     """Read one span. With `metrics`, add the metrics of its steps, which cover all rollouts of those steps."""
-    source, given, _ = selection.source("" if selection.match else "rows_step")
-    source, params = f"{source} AND {'1' if span is None else 'step BETWEEN ? AND ?'}", (*given, *(span or ()))
+    source, parameters, _ = selection.source("" if selection.match else "rows_step")
+    source, params = f"{source} AND {'1' if span is None else 'step BETWEEN ? AND ?'}", (*parameters, *(span or ()))
     means = record.all(f"SELECT count(*), {', '.join(_MEANS.values())} {source}", params)
     rollouts, *found = means[0] if means else (0,)
     values = {("", name): value for name, value in zip(_MEANS, found, strict=False) if value is not None}
@@ -58,14 +58,14 @@ def behavior(record: Record, selection: Selection, span: Span, metrics: bool) ->
         for stop, n in record.all(f"SELECT stop, count(*) {source} GROUP BY stop", params):
             if labels.names.get(stop):
                 values["ended by", labels.names[stop]] = n / rollouts
-        own = {id_: name for name, id_ in labels.of_kind("extra").items()}
-        if own:
-            marks = ",".join("?" * len(own))
+        extras = {id_: name for name, id_ in labels.of_kind("extra").items()}
+        if extras:
+            marks = ",".join("?" * len(extras))
             sql = f"SELECT name, avg(number) FROM extras WHERE name IN ({marks}) AND n IN (SELECT rows.n {source})"
-            for id_, mean in record.all(f"{sql} GROUP BY name", (*own, *params)):
-                component = own[id_].startswith("component.")
+            for id_, mean in record.all(f"{sql} GROUP BY name", (*extras, *params)):
+                component = extras[id_].startswith("component.")
                 if mean is not None:
-                    values[_ADDS if component else _OWN, own[id_].removeprefix("component.")] = mean
+                    values[_ADDS if component else _OWN, extras[id_].removeprefix("component.")] = mean
     if metrics and span is not None:
         values |= _metrics(record, span)
     return SpanBehavior(span, rollouts, {key: value for key, value in values.items() if math.isfinite(value)})
@@ -84,15 +84,15 @@ def _actions(record: Record, source: str, params: Sequence[object]) -> dict[tupl
 
 
 def _metrics(record: Record, span: tuple[int, int]) -> dict[tuple[str, str], float]:
-    wanted: dict[int, tuple[str, str]] = {}
+    columns: dict[int, tuple[str, str]] = {}
     for id_, name in record.all("SELECT id, name FROM metric_names"):
         section = next((s for s, family in _FAMILIES.items() if name in family), "seconds" if name in _WAITS else "")
         if section:
-            wanted[id_] = section, _FAMILIES[section].part(name)
-    marks = ",".join("?" * len(wanted))
+            columns[id_] = section, _FAMILIES[section].part(name)
+    marks = ",".join("?" * len(columns))
     sql = f"SELECT name, avg(value) FROM metrics WHERE name IN ({marks}) AND step BETWEEN ? AND ? GROUP BY name"
-    found = record.all(sql, (*wanted, *span))
-    return {wanted[id_]: value for id_, value in found if value is not None}
+    found = record.all(sql, (*columns, *span))
+    return {columns[id_]: value for id_, value in found if value is not None}
 
 
 def trained(filter: str) -> str:

@@ -54,17 +54,17 @@ def texts_in_order(symbols: Sequence[str], alphabet: Alphabet) -> list[str]:
     """
     texts: list[str] = []
     decoder = getincrementaldecoder("utf-8")("backslashreplace")
-    begun, first = False, 0
+    incomplete, first = False, 0
     """Whether a character is unfinished, and the token in which it began."""
-    for at, symbol in enumerate(symbols):
-        text, continues = decoder.decode(token_bytes(symbol, alphabet)), begun
+    for index, symbol in enumerate(symbols):
+        text, continues = decoder.decode(token_bytes(symbol, alphabet)), incomplete
         if continues and text:
             texts[first] += text[0]
         texts.append(SAME_CHARACTER + text[1:] if continues else text)
-        begun = bool(decoder.getstate()[0])
-        if begun and (text or not continues):
-            first = at
-    if begun:
+        incomplete = bool(decoder.getstate()[0])
+        if incomplete and (text or not continues):
+            first = index
+    if incomplete:
         texts[first] += decoder.decode(b"", final=True)
     return texts
 
@@ -135,10 +135,10 @@ class Bodies:
         return b"".join(token_bytes(symbol, alphabet) for symbol in symbols).decode("utf-8", "replace")
 
     def token_symbols(self, ids: Sequence[int]) -> list[str]:
-        wanted = sorted({int(i) for i in ids})
+        unique = sorted({int(i) for i in ids})
         texts: dict[int, str] = {}
-        for start in range(0, len(wanted), 500):
-            part = wanted[start : start + 500]
+        for start in range(0, len(unique), 500):
+            part = unique[start : start + 500]
             marks = ",".join("?" * len(part))
             sql = f"SELECT id, text FROM vocabulary WHERE typeof(text) = 'text' AND id IN ({marks})"  # not if damaged
             texts.update(self._record.all(sql, part))
@@ -164,8 +164,8 @@ class Bodies:
             n = scalar("SELECT n FROM rows WHERE n = ?", (id_or_n,))
         if n is None:
             total = scalar("SELECT max(n) FROM rows")
-            held = f"it has numbers 1 to {total}" if total else "it has none yet"
-            raise LookupError(f"no trajectory {id_or_n!r} in run {self._record.run_dir.name}; {held}")
+            numbers = f"it has numbers 1 to {total}" if total else "it has none yet"
+            raise LookupError(f"no trajectory {id_or_n!r} in run {self._record.run_dir.name}; {numbers}")
         return int(n)
 
     def _load(self, n: int, tokens: bool = False) -> tuple[list[bytes], bytes | None, int]:

@@ -84,13 +84,13 @@ class GroupList:
     def first(self, limit: int) -> list[GroupRow]:
         """Return the first groups without listing the others, so that a screen fills before the groups are counted."""
         if self._sort == "n" and not self._descending and not self._dense and self._ids is None:
-            return self._of(self._matching(limit))
+            return self._rows_of(self._matching(limit))
         return self.page(0, limit)
 
     def page(self, offset: int, limit: int) -> list[GroupRow]:
         if self._dense:
             return self._rows("grp > ? AND grp <= ?", (offset, offset + limit))
-        return self._of(self._listed()[offset : offset + limit])
+        return self._rows_of(self._listed()[offset : offset + limit])
 
     def position(self, n: int) -> int | None:
         """Return the offset of the group of trajectory `n`, or None if it is not in the list."""
@@ -101,11 +101,11 @@ class GroupList:
             return int(group) - 1
         ids = self._listed()
         if self._sort == "n" and not self._descending:
-            at = bisect_left(ids, group)
-            return at if at < len(ids) and ids[at] == group else None
+            index = bisect_left(ids, group)
+            return index if index < len(ids) and ids[index] == group else None
         return ids.index(group) if group in ids else None
 
-    def _of(self, ids: Sequence[int]) -> list[GroupRow]:
+    def _rows_of(self, ids: Sequence[int]) -> list[GroupRow]:
         found = self._rows(f"grp IN ({','.join('?' * len(ids))})", ids) if ids else []
         by_id = {row.id: row for row in found}
         return [by_id[i] for i in ids if i in by_id]

@@ -90,9 +90,9 @@ class Metrics:
             "SELECT max(last), sum(total) / sum(count) FROM spans "
             "WHERE name = ? AND width = ? AND start >= ? AND start < ? GROUP BY start / ? ORDER BY start"
         )
-        whole = self._read(sql, (id_, kept, start, stop, width))
+        complete = self._read(sql, (id_, kept, start, stop, width))
         before, behind = self._of_values(id_, after, start - 1, width), self._of_values(id_, stop - 1, until, width)
-        return [*before, *whole, *behind]
+        return [*before, *complete, *behind]
 
     def _of_values(self, id_: int, after: int, until: int, width: int) -> Points:
         sql = (

@@ -69,15 +69,15 @@ class RunReader:
             return {}
         found = self._record.all("SELECT data FROM timeline WHERE step = ?", (step,))
         spans = _json(str(found[0][0])) if found else {}
-        return {str(name): [(float(began), float(ended)) for began, ended in some] for name, some in spans.items()}
+        return {str(name): [(float(start), float(ended)) for start, ended in some] for name, some in spans.items()}
 
     def events(self, kinds: Iterable[str] | None = None, *, after_id: int = 0, limit: int = 200) -> list[Event]:
         """Return the last `limit` events after an id, oldest first."""
-        wanted = list(kinds) if kinds is not None else None
-        where = f"AND kind IN ({','.join('?' * len(wanted))})" if wanted is not None else ""
+        names = list(kinds) if kinds is not None else None
+        where = f"AND kind IN ({','.join('?' * len(names))})" if names is not None else ""
         rows = self._record.all(
             f"SELECT id, kind, time, step, message, data FROM events WHERE id > ? {where} ORDER BY id DESC LIMIT ?",
-            (after_id, *(wanted or ()), limit),
+            (after_id, *(names or ()), limit),
         )
         return [Event(kind=k, message=m, step=s, data=_json(d), time=t, id=i) for i, k, t, s, m, d in reversed(rows)]
 

@@ -31,8 +31,8 @@ CHECK_SECONDS = 60.0
 
 def committed(run_dir: Path) -> int:
     """Return the largest number of trajectories that any process of the run has committed; 0 if none has."""
-    said = (read_json(run_dir / PROCESSES / f"{name}.json").get("trajectories") for name in process_names(run_dir))
-    return int(max((number(n) or 0 for n in said), default=0))
+    counts = (read_json(run_dir / PROCESSES / f"{name}.json").get("trajectories") for name in process_names(run_dir))
+    return int(max((number(n) or 0 for n in counts), default=0))
 
 
 def missing_trajectories(place: Path | str, written: int, found: int) -> str | None:

@@ -70,12 +70,12 @@ class Conditions:
     def known(self, kind: str) -> dict[str, int]:
         return {} if self.names is None else self.names.of_kind(kind)
 
-    def unknown(self, what: str, said: str, name: str, known: dict[str, int]) -> str:
+    def unknown(self, what: str, value: str, name: str, known: dict[str, int]) -> str:
         """Return a condition that never matches, for a name that the record lacks, and note the nearest names."""
         near = difflib.get_close_matches(name, known, 3, 0.4) or sorted(known)[:5]
         if what == "column":
             near = [n if n.startswith("component.") else f"extra.{n}" for n in near]
-        self.notes.append(f"this run has no {what} {said!r}" + (f"; it has {', '.join(near)}" if near else ""))
+        self.notes.append(f"this run has no {what} {value!r}" + (f"; it has {', '.join(near)}" if near else ""))
         return "(0)"
 
     def number(self, key: str, comparison: str, values: tuple[float, ...]) -> str:
@@ -116,12 +116,12 @@ class Conditions:
 
     def noted(self, key: str, text: str) -> str:
         """Return the condition on rollouts whose note contains a text or has a label."""
-        wanted = text.lower()
+        pattern = text.lower()
 
         def fits(note: Note) -> bool:
             if key == "label":
-                return any(fnmatch.fnmatchcase(label.lower(), wanted.removeprefix("#")) for label in note.labels)
-            return fnmatch.fnmatchcase(note.text.lower(), f"*{wanted}*")
+                return any(fnmatch.fnmatchcase(label.lower(), pattern.removeprefix("#")) for label in note.labels)
+            return fnmatch.fnmatchcase(note.text.lower(), f"*{pattern}*")
 
         ids = [note.id for note in self.said() if fits(note)]
         if not ids:

@@ -40,19 +40,19 @@ def parse(text: str, names: Labels | None = None, said: Callable[[], Iterable[No
 
     `said`: people's notes in the run. Raises FilterError with the position, the problem and the right form.
     """
-    made = Conditions(names, said)
-    parser = _Parser(text, made)
+    conditions = Conditions(names, said)
+    parser = _Parser(text, conditions)
     if parser.peek() is not None:
-        made.sql = parser.either()
+        conditions.sql = parser.either()
         if parser.peek() is not None:
             parser.fail("expected `and`, `or` or the end")
-    return made
+    return conditions
 
 
 class _Parser:
-    def __init__(self, text: str, made: Conditions) -> None:
+    def __init__(self, text: str, conditions: Conditions) -> None:
         self.text = text
-        self.made = made
+        self.made = conditions
         self.at = 0
         self.terms = 0
 
@@ -236,12 +236,12 @@ def completions(text: str, names: Callable[[str], Sequence[str]]) -> list[str]:
     if found is None:
         return []
     if found["word"] is not None:
-        begun, start = found["word"].lower(), found.start("word")
+        prefix, start = found["word"].lower(), found.start("word")
         words = [*(f"{key}:" for key in KEYS), *FLAGS, *NUMBERS]
-        return [text[:start] + w for w in words if w.startswith(begun) and w != begun][:_MOST]
-    key, begun, start = found["key"].lower(), found["value"].lower(), found.start("value")
+        return [text[:start] + w for w in words if w.startswith(prefix) and w != prefix][:_MOST]
+    key, prefix, start = found["key"].lower(), found["value"].lower(), found.start("value")
     if key not in LABELS:
         return []
-    known = [n for n in names(key) if n.lower() != begun]
-    wanted = [n for n in known if n.lower().startswith(begun)] or [n for n in known if begun in n.lower()]
-    return [text[:start] + (n if re.fullmatch(r"[^\s()\"':]+", n) else f'"{n}"') for n in wanted][:_MOST]
+    known = [n for n in names(key) if n.lower() != prefix]
+    matches = [n for n in known if n.lower().startswith(prefix)] or [n for n in known if prefix in n.lower()]
+    return [text[:start] + (n if re.fullmatch(r"[^\s()\"':]+", n) else f'"{n}"') for n in matches][:_MOST]

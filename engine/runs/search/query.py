@@ -85,7 +85,7 @@ _BETWEEN = re.compile(r"(?:[^\w\u0300-\u036f]|_)+")
 
 def match_expression(text: str) -> str:
     """Return the MATCH expression of a search; empty for an empty text. Raises FilterError for text without words."""
-    wanted: list[str] = []
+    included: list[str] = []
     unwanted: list[str] = []
     for found in _TERM.finditer(text):
         column, word = found["column"], found["phrase"] if found["phrase"] is not None else found["word"]
@@ -96,12 +96,12 @@ def match_expression(text: str) -> str:
             continue
         quoted = '"' + word.replace("\x00", " ").replace('"', '""') + '"' + (" *" if star else "")
         term = f"{column.lower()} : {quoted}" if column else quoted
-        (unwanted if found["sign"] else wanted).append(f"({term})")
-    if not wanted:
+        (unwanted if found["sign"] else included).append(f"({term})")
+    if not included:
         if not text.strip():
             return ""
         raise FilterError("nothing to search for: give at least one word or number that must occur")
-    expression = " AND ".join(wanted)
+    expression = " AND ".join(included)
     return f"({expression}) NOT ({' OR '.join(unwanted)})" if unwanted else expression
 
 

@@ -53,8 +53,8 @@ class Cloud:
 
 def names(labels: Labels) -> list[str]:
     """Return the names of the values that a plot can show, as in filters."""
-    own = [name if name.startswith("component.") else f"extra.{name}" for name in labels.of_kind("extra")]
-    return [*_NUMBERS, *(name for name in own if _NAMED.fullmatch(name))]
+    fields = [name if name.startswith("component.") else f"extra.{name}" for name in labels.of_kind("extra")]
+    return [*_NUMBERS, *(name for name in fields if _NAMED.fullmatch(name))]
 
 
 def cloud(db: Connection, labels: Labels, selection: Selection, x: str, y: str, size: tuple[int, int]) -> Cloud:

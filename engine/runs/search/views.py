@@ -153,19 +153,19 @@ class SortedView(_Ordered):
         return [n for _, _, n in keys]
 
     def neighbour(self, n: int, direction: int) -> int | None:
-        here = self._key_of(n)
-        if here is None:
+        key = self._key_of(n)
+        if key is None:
             return None
         forwards = self._forwards(direction)
-        at = bisect.bisect_right(self.keys, here) if forwards else bisect.bisect_left(self.keys, here) - 1
-        return self.keys[at][2] if 0 <= at < len(self.keys) else None
+        index = bisect.bisect_right(self.keys, key) if forwards else bisect.bisect_left(self.keys, key) - 1
+        return self.keys[index][2] if 0 <= index < len(self.keys) else None
 
     def position(self, n: int) -> int | None:
-        here = self._key_of(n)
-        at = len(self.keys) if here is None else bisect.bisect_left(self.keys, here)
-        if at == len(self.keys) or self.keys[at] != here:
+        key = self._key_of(n)
+        index = len(self.keys) if key is None else bisect.bisect_left(self.keys, key)
+        if index == len(self.keys) or self.keys[index] != key:
             return None
-        return len(self.keys) - 1 - at if self.descending else at
+        return len(self.keys) - 1 - index if self.descending else index
 
     def numbers(self) -> Sequence[int] | None:
         return [n for _, _, n in self.keys]
@@ -227,10 +227,10 @@ class Walked(_Ordered):
         """Return the next number along the index, and read some more ahead."""
         if (n, direction) in self._ahead:
             return self._ahead[n, direction]
-        here = self._key_of(n)
-        if here is None:
+        key = self._key_of(n)
+        if key is None:
             return None
-        chain = [k[2] for k in self._walk(here, self._forwards(direction), AHEAD, 0)]
+        chain = [k[2] for k in self._walk(key, self._forwards(direction), AHEAD, 0)]
         if len(self._ahead) > _PLACES:
             self._ahead.clear()
         for a, b in itertools.pairwise(chain):
@@ -242,8 +242,8 @@ class Walked(_Ordered):
 
     def position(self, n: int) -> int | None:
         """Return the number of matches before trajectory n, if they can be counted in time."""
-        here = self._key_of(n)
-        if here is None:
+        key = self._key_of(n)
+        if key is None:
             return None
         along = self.selection.everything  # else one scan is faster than the order's index
         source, params, name = self.selection.source(f"rows_{self.sort}" if along else "")
@@ -252,12 +252,12 @@ class Walked(_Ordered):
         position = 0
         try:
             with self.db.limit(COUNT_SECONDS):
-                for condition, more in self._beyond(here, self.descending, name):
+                for condition, more in self._beyond(key, self.descending, name):
                     row = self.db.one(f"SELECT count(*) {source} AND ({condition})", (*params, *more))
                     position += row[0] if row else 0
         except OutOfTime:
             return None
-        self._anchors[position + 1] = here
+        self._anchors[position + 1] = key
         return position
 
     def numbers(self) -> Sequence[int] | None:

@@ -54,8 +54,8 @@ class WriteTrouble:
         """Rows that could not be stored because of their content."""
         self._overflow = overflow
         self._tell = tell
-        self._told = 0
-        self._told_at: dict[str, float] = {}
+        self._reported = 0
+        self._reported_at: dict[str, float] = {}
         self._reason = UNSTORABLE
         self._quiet = False
 
@@ -70,16 +70,16 @@ class WriteTrouble:
             return
         # A nearly full disk alternates between failure and success. Report that only once.
         self.now = self._reason = reason
-        self._quiet = self._told_lately()
-        self._told_at[reason] = time.monotonic()
+        self._quiet = self._reported_lately()
+        self._reported_at[reason] = time.monotonic()
         if not self._quiet:
             self._tell(self.sentence)
 
     def news(self) -> News | None:
         """Return the report that is due now, if any: once per period of trouble, at most once a minute."""
-        lost = self._untold()
-        loud = self.now is not None and not self._quiet
-        if not loud and (self._told_lately() or not lost):
+        lost = self._unreported()
+        due = self.now is not None and not self._quiet
+        if not due and (self._reported_lately() or not lost):
             return None
         message = f"{self._reason}: {lost} rows are missing from the record"
         if not lost:
@@ -88,15 +88,15 @@ class WriteTrouble:
 
     def last_news(self) -> bool:
         """Return whether a final report is still due."""
-        if not self._untold() or self.now is not None:
+        if not self._unreported() or self.now is not None:
             return False
-        self._told_at.clear()
+        self._reported_at.clear()
         return True
 
     def refused(self, rows: int) -> None:
         """Count rows that the tables refused. Each has its own event."""
         self.lost += rows
-        self._told += rows
+        self._reported += rows
 
     def written(self, news: News | None) -> None:
         """Note that everything was stored, including the report."""
@@ -104,16 +104,16 @@ class WriteTrouble:
         self.now, self.attempts = None, 0
         if news is None:
             return
-        self._told += news.lost
-        self._told_at[news.reason] = time.monotonic()
+        self._reported += news.lost
+        self._reported_at[news.reason] = time.monotonic()
         self._reason = UNSTORABLE
         self._tell(f"the record is written again ({news.message})" if recovered else news.message)
 
-    def _untold(self) -> int:
-        return self.lost + self._overflow() - self._told
+    def _unreported(self) -> int:
+        return self.lost + self._overflow() - self._reported
 
-    def _told_lately(self) -> bool:
-        return time.monotonic() - self._told_at.get(self._reason, -TELL_AGAIN_SECONDS) < TELL_AGAIN_SECONDS
+    def _reported_lately(self) -> bool:
+        return time.monotonic() - self._reported_at.get(self._reason, -TELL_AGAIN_SECONDS) < TELL_AGAIN_SECONDS
 
 
 def explain(error: BaseException, run_dir: Path) -> str:
@@ -150,7 +150,7 @@ class Sink:
         self._resume = resume_from_step
         self._store: RecordStore | None = None
         self._inode: tuple[int, int] | None = None
-        self._careful = False
+        self._one_by_one = False
         self._folded = time.monotonic()
         self._unfolded = False
         """Whether the write-ahead log holds data that the database lacks."""
@@ -161,22 +161,22 @@ class Sink:
 
     def write(self, entries: deque[Entry]) -> bool:
         """Store entries and remove them from the queue. Return False if the folder is in trouble: retry later."""
-        self._careful = False
+        self._one_by_one = False
         if not entries and self._unfolded and self._store is not None:
             self._fold(self._store)  # also while the run waits, because remote viewers see only the database
         while entries or self._resume is not None:
-            part = deque([entries[0]]) if self._careful and entries else entries
+            part = deque([entries[0]]) if self._one_by_one and entries else entries
             try:
                 self._transaction(part)
             except _BAD_ITEM as error:
                 self._set_aside(entries, error)
                 continue
             except (sqlite3.Error, OSError) as error:
-                self._in_trouble(error)
+                self._handle_failure(error)
                 return False
             except Exception as error:
                 if not entries:
-                    self._in_trouble(error)
+                    self._handle_failure(error)
                     return False
                 self._set_aside(entries, error)
                 continue
@@ -192,7 +192,7 @@ class Sink:
                 self._transaction(deque())
             except (sqlite3.Error, OSError) as error:
                 log.warning("record: %s", explain(error, self.run_dir))
-        self._let_go()
+        self._release()
 
     def _transaction(self, entries: deque[Entry]) -> None:
         store = self._opened()
@@ -251,7 +251,7 @@ class Sink:
             found = path.stat()  # FileNotFoundError: SQLite would keep writing into a removed file
             if (found.st_dev, found.st_ino) == self._inode:
                 return self._store
-            self._let_go()
+            self._release()
         elif self._inode is not None:
             path.stat()  # do not recreate a record that the user removed
         store = RecordStore(path)
@@ -271,7 +271,7 @@ class Sink:
         self._store, self._inode = store, (found.st_dev, found.st_ino)
         return store
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._store is not None:
             try:
                 self._store.close()
@@ -281,8 +281,8 @@ class Sink:
 
     def _set_aside(self, entries: deque[Entry], error: Exception) -> None:
         """Drop an item that cannot be stored. First switch to storing items one by one, so that no other is lost."""
-        if not self._careful and (len(entries) > 1 or sum(item.rows for item in entries[0]) > 1):
-            self._careful = True
+        if not self._one_by_one and (len(entries) > 1 or sum(item.rows for item in entries[0]) > 1):
+            self._one_by_one = True
             return
         first, *rest = entries.popleft()
         smaller = [first, *rest] if rest else first.pieces(1)
@@ -293,8 +293,8 @@ class Sink:
         name = first.name if isinstance(first, Write) else type(first).__name__
         log.warning("the record leaves out one item (%s): %s", name, error, exc_info=error)
 
-    def _in_trouble(self, error: Exception) -> None:
+    def _handle_failure(self, error: Exception) -> None:
         locked = "locked" in str(error)
         if not locked:
-            self._let_go()
+            self._release()
         self.trouble.failed(explain(error, self.run_dir), locked)

@@ -35,43 +35,43 @@ class ProcessState:
         """The last report about the record while the disk refuses it."""
         self._sink = sink
         self._lock = lock
-        self._said: dict[str, Any] = {"process": process, **identity(), "status": "starting", "step": 0}
-        self._took: dict[str, float] = {}
+        self._state: dict[str, Any] = {"process": process, **identity(), "status": "starting", "step": 0}
+        self._durations: dict[str, float] = {}
         """The last duration of each phase in seconds."""
         self._written = 0.0
 
     @property
     def ended(self) -> bool:
-        return self._said["status"] in ENDED
+        return self._state["status"] in ENDED
 
     @property
     def step(self) -> int:
-        return int(self._said["step"])
+        return int(self._state["step"])
 
     def heard(self) -> None:
         """Note that the process just reported something."""
-        self._said["heard"] = time.time()
+        self._state["heard"] = time.time()
 
     def set(self, news: Mapping[str, object]) -> bool:
         """Set the status and any other given fields. Return whether viewers must see them at once."""
-        urgent = news["status"] != self._said["status"] or "error" in news
-        self._said.update(news)
+        urgent = news["status"] != self._state["status"] or "error" in news
+        self._state.update(news)
         self.heard()
-        self._said.pop("ended", None)
+        self._state.pop("ended", None)
         if self.ended:
-            self._said["ended"] = time.time()
+            self._state["ended"] = time.time()
         self.dirty = True
         return urgent
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        before = self._said.get("progress", {})
-        began = time.time()
+        before = self._state.get("progress", {})
+        started = time.time()
         if before.get("phase") == phase and before["done"] <= done:
-            began = before["began"]
+            started = before["began"]
         elif before:
-            self._took[before["phase"]] = began - before["began"]
-        took = self._took.get(phase)
-        self._said["progress"] = {"phase": phase, "done": done, "total": total, "began": began, "took": took}
+            self._durations[before["phase"]] = started - before["began"]
+        took = self._durations.get(phase)
+        self._state["progress"] = {"phase": phase, "done": done, "total": total, "began": started, "took": took}
         self.heard()
         self.dirty = True
 
@@ -89,15 +89,15 @@ class ProcessState:
         """Write the status file if it is due or `final`. `hurry`: whether a caller waits for it."""
         now = time.monotonic()
         with self._lock:
-            if self._sink.step > self._said["step"]:
-                self._said["step"] = self._sink.step
+            if self._sink.step > self._state["step"]:
+                self._state["step"] = self._sink.step
                 self.dirty = True
             silent = now - self._written
             # Write with every change of the live texts, which must not be ahead of the phase that viewers show above.
             due = self.dirty and (hurry or self.live.changed or silent >= STATUS_SECONDS)
             if not (final or due or silent >= HEARTBEAT_SECONDS):
                 return
-            state = dict(self._said)
+            state = dict(self._state)
             self.dirty = False
         if (flying := self.flights.state()) is not None:
             state["in_flight"] = flying
@@ -120,7 +120,7 @@ class ProcessState:
         if news is None or not self.run_dir.is_dir():
             return
         try:
-            own = {key: self._said.get(key) for key in IDENTITY}
+            own = {key: self._state.get(key) for key in IDENTITY}
             write_json(live_file(self.run_dir, self.process), {**own, **news})
         except OSError as error:
             log.debug("the newest texts were not written: %s", error)

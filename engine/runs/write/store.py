@@ -136,27 +136,27 @@ class RowTables:
         overflow: list[tuple[int, int]] = []
         extras: list[tuple[object, ...]] = []
         intern = self.labels.intern
-        for n, of in enumerate(trajectories, first):
-            actions = [intern("action", label) for label in of.labels or ()]
+        for n, row in enumerate(trajectories, first):
+            actions = [intern("action", label) for label in row.labels or ()]
             action_mask, rest = self.labels.mask(set(actions))
-            rule_mask, more = self.labels.mask({intern("penalty", rule) for rule in of.rules})
+            rule_mask, more = self.labels.mask({intern("penalty", rule) for rule in row.rules})
             links = {
                 "actions": action_mask,
                 "rules": rule_mask,
-                "penalties": len(of.rules),
-                "grp": self.named("groups", of.group),
-                "prompt": self.named("prompts", of.prompt_id, head=_head(of)),
-                "toolset": self.toolset(str(of.values.get("env") or ""), of.tools),
+                "penalties": len(row.rules),
+                "grp": self.named("groups", row.group),
+                "prompt": self.named("prompts", row.prompt_id, head=_head(row)),
+                "toolset": self.toolset(str(row.values.get("env") or ""), row.tools),
             }
-            values = {**of.values, **links}
+            values = {**row.values, **links}
             for name in _INTERNED:
                 if (text := values.get(name)) is not None:
                     values[name] = intern(name, str(text))
             rows.append((n, *map(values.get, _NAMES)))
-            answer = None if of.answer is None else clean(str(of.answer)[:ANSWER_LENGTH])
-            cards.append((n, clean(of.id), ",".join(map(str, actions)), answer))
+            answer = None if row.answer is None else clean(str(row.answer)[:ANSWER_LENGTH])
+            cards.append((n, clean(row.id), ",".join(map(str, actions)), answer))
             overflow.extend((label, n) for label in rest + more)
-            extras.extend(self._extras(n, of.extra))
+            extras.extend(self._extras(n, row.extra))
         self.db.executemany(_ROW, rows)
         self.db.executemany("INSERT INTO cards VALUES (?, ?, ?, ?)", cards)
         if overflow:
@@ -174,8 +174,8 @@ class RowTables:
                 yield intern("extra", name), n, None, clean(text[:ANSWER_LENGTH])
 
 
-def _head(of: Listed) -> str:
-    return " ".join(of.head[: PROMPT_LENGTH * 2].split())[:PROMPT_LENGTH]
+def _head(row: Listed) -> str:
+    return " ".join(row.head[: PROMPT_LENGTH * 2].split())[:PROMPT_LENGTH]
 
 
 class MetricTables:
@@ -203,8 +203,8 @@ class MetricTables:
     def replace(self, step: int, values: Mapping[str, float | None]) -> None:
         """Replace numbers of a step. The value None removes a number."""
         for name in map(self._id, values):
-            had = self.db.execute("DELETE FROM metrics WHERE name = ? AND step = ?", (name, step)).rowcount
-            for width in SPANS if had else ():
+            replaced = self.db.execute("DELETE FROM metrics WHERE name = ? AND step = ?", (name, step)).rowcount
+            for width in SPANS if replaced else ():
                 start = step - step % width
                 sql = "DELETE FROM spans WHERE name = ? AND width = ? AND start = ?"
                 self.db.execute(sql, (name, width, start))

@@ -66,9 +66,9 @@ def _forget_uses_after(store: RecordStore, step: int) -> None:
 
 def _remove_from(store: RecordStore, cut: int, reader: RunReader) -> None:
     db = store.db
-    gone = _texts(store, "n >= ?", cut, reader)
-    if all(text is not None for _, text in gone):
-        for n, text in gone:
+    removed = _texts(store, "n >= ?", cut, reader)
+    if all(text is not None for _, text in removed):
+        for n, text in removed:
             store.rows.remove_search(n, text or ())
     else:  # the index entries of a damaged text are unknown
         db.execute("INSERT INTO search (search) VALUES ('delete-all')")

@@ -84,7 +84,7 @@ class RunWriter:
         self._commits = 0
         self._condition = threading.Condition()
         self._closing = False
-        self._hurry = False
+        self._urgent = False
         self._images: set[str] = set()
         self._sink = Sink(self.run_dir, resume_from_step, lambda: self._overflow, self._tell)
         self._state = ProcessState(self.run_dir, process, self._sink, self._condition)
@@ -132,13 +132,13 @@ class RunWriter:
 
     def event(self, kind: EventKind, message: str, *, step: int = 0, **data: object) -> None:
         """Record an event. `message` is one sentence for people. Secrets in `data` are masked."""
-        said, at, now = str(message), int(step), time.time()
-        write = lambda store: store.add_event(kind, said, at, now, encode_json(mask(data)))  # noqa: E731
-        self._put(Write("event", 256 + len(said), write))
+        text, event_step, now = str(message), int(step), time.time()
+        write = lambda store: store.add_event(kind, text, event_step, now, encode_json(mask(data)))  # noqa: E731
+        self._put(Write("event", 256 + len(text), write))
         if kind == "record" and self._sink.trouble.now is not None:
-            self._state.warning, self._state.dirty = said, True
+            self._state.warning, self._state.dirty = text, True
         if self._alerts is not None and os.getpid() == self._pid:
-            self._alerts.event(kind, said, at, data)
+            self._alerts.event(kind, text, event_step, data)
 
     @contextmanager
     def together(self, **positions: int) -> Iterator[None]:
@@ -170,12 +170,12 @@ class RunWriter:
         exit_code: int | None = None,
     ) -> None:
         """Set the status of the run. An ended status is on disk when this returns, unless the folder is in trouble."""
-        given = {"step": step, "total_steps": total_steps, "error": error, "exit_code": exit_code}
-        news = {"status": status, **{k: v for k, v in given.items() if v is not None}}
+        values = {"step": step, "total_steps": total_steps, "error": error, "exit_code": exit_code}
+        changes = {"status": status, **{k: v for k, v in values.items() if v is not None}}
         if os.getpid() != self._pid:
             return
         with self._condition:
-            self._hurry |= self._state.set(news)
+            self._urgent |= self._state.set(changes)
             self._condition.notify_all()
         if status == "crashed" and error and self._alerts is not None:
             self._alerts.event("error", error.strip().splitlines()[-1], self._state.step, {})
@@ -232,7 +232,7 @@ class RunWriter:
                 left = 1.0 if deadline is None else deadline - time.monotonic()
                 if self._sink.trouble.now is not None or left <= 0 or not self._thread.is_alive():
                     return False
-                self._hurry = True
+                self._urgent = True
                 self._condition.notify_all()
                 self._condition.wait(min(0.2, left))
         return self._sink.trouble.now is None
@@ -302,16 +302,16 @@ class RunWriter:
             late = bool(batch) and self._state.ended
             trouble = self._sink.trouble.now
             done = self._sink.write(batch)
-            news = self._sink.trouble.now != trouble  # warn viewers at the first failed write
+            failed = self._sink.trouble.now != trouble  # warn viewers at the first failed write
             # late: the summary also includes data recorded after the end
-            self._state.write(self.dropped, final=late or news, hurry=self._hurry)
+            self._state.write(self.dropped, final=late or failed, hurry=self._urgent)
             self._state.write_live()
             with self._condition:
                 if done:
                     self._bytes -= cost
                     self._commits += 1
                     self._busy = False
-                self._hurry = self._hurry and bool(self._queue)
+                self._urgent = self._urgent and bool(self._queue)
                 self._condition.notify_all()
                 if self._closing and (self._sink.trouble.now is not None or not (self._queue or batch)):
                     waiting = (*batch, *(entry for entry, _ in self._queue))
@@ -329,9 +329,9 @@ class RunWriter:
                 return
             if not self._sink.idle:
                 return
-            wanted = self._condition.wait_for(lambda: bool(self._queue) or self._closing or self._hurry, STATUS_SECONDS)
-            if wanted and self._bytes < BATCH_BYTES:
-                self._condition.wait_for(lambda: self._hurry or self._closing, COMMIT_SECONDS)
+            ready = self._condition.wait_for(lambda: bool(self._queue) or self._closing or self._urgent, STATUS_SECONDS)
+            if ready and self._bytes < BATCH_BYTES:
+                self._condition.wait_for(lambda: self._urgent or self._closing, COMMIT_SECONDS)
 
     def _take(self) -> tuple[deque[Entry], int]:
         batch: deque[Entry] = deque()
