@@ -45,9 +45,9 @@ def branch_config(
     """
     info = look(run_dir)
     if info.mode not in ("rft", "eval", "play"):
-        made = {"online": "answered requests", "sft": "imitated demonstrations"}
+        modes = {"online": "answered requests", "sft": "imitated demonstrations"}
         raise EvaluationError(
-            f"{info.id} {made.get(info.mode, 'comes from another program')}: there is no environment to replay it in"
+            f"{info.id} {modes.get(info.mode, 'comes from another program')}: there is no environment to replay it in"
         )
     with RunReader(run_dir) as reader:
         n = reader.bodies.number(rollout)
@@ -86,12 +86,12 @@ def _nearest(run_dir: Path, config: RunConfig, version: int) -> Subject:
         return _evaluated(config, config.evaluation.subject)
     kept = policies(checkpoint_folder(run_dir))
     step = min({0, *kept}, key=lambda s: (abs(s - version), s))
-    at = f"{run_dir}@{step or BASE}"
+    subject = f"{run_dir}@{step or BASE}"
     if adapters_dir(config.training.output_dir, run_dir.name).is_dir():
         last = look(run_dir).step
         if abs(last - version) < abs(step - version):
-            step, at = last, str(run_dir)
-    return replace(find_subject(at, run_dir.parent), name=f"{run_dir.name}@{step or BASE}")
+            step, subject = last, str(run_dir)
+    return replace(find_subject(subject, run_dir.parent), name=f"{run_dir.name}@{step or BASE}")
 
 
 def _evaluated(config: RunConfig, name: str) -> Subject:
@@ -162,22 +162,22 @@ class Branch:
 
 def read_branch(reader: RunReader, spec: EvaluationConfig) -> Branch:
     """Read the branch in a record. Raises RecordError."""
-    at = spec.branch
-    record, row, low, high = _recorded(at.run, at.rollout)
+    source = spec.branch
+    record, row, low, high = _recorded(source.run, source.rollout)
     rows = reader.rollouts.page(limit=max(1, reader.rollouts.total()))
     events = reader.events(["phase"])
     values = record.step_advantages
     before, after = (
-        side_of([r for r in rows if r.extra.get(SIDE) == side], at.step, low, high) for side in ("before", "after")
+        side_of([r for r in rows if r.extra.get(SIDE) == side], source.step, low, high) for side in ("before", "after")
     )
     return Branch(
         spec,
-        at,
-        _version(record, row, at.step),
+        source,
+        _version(record, row, source.step),
         before,
         after,
         difference_interval(before.reward, after.reward),
-        values[at.step - 1] if at.step <= len(values) else record.advantage,
+        values[source.step - 1] if source.step <= len(values) else record.advantage,
         next((dict(e.data) for e in events if e.data.get("name") == REPLAY), None),
     )
 
@@ -188,8 +188,8 @@ def side_of(rows: Sequence[TrajectoryRow], step: int, low: float, high: float) -
     If the replay of some rollouts equals the record, only those count: they are samples from the recorded situation.
     low, high: the range of rewards.
     """
-    whole = [r for r in rows if r.reward is not None and r.stop_reason not in ("error", "timeout")]
-    same = [r for r in whole if r.extra.get(DIFFERS) is None] or whole
+    complete = [r for r in rows if r.reward is not None and r.stop_reason not in ("error", "timeout")]
+    same = [r for r in complete if r.extra.get(DIFFERS) is None] or complete
     rewards = [r.reward for r in same if r.reward is not None]
     right = [None if r.correct is None else float(r.correct) for r in same]
     rates = [r for r in right if r is not None]

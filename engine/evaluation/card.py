@@ -101,12 +101,14 @@ def _success(reader: RunReader, run_dir: Path, result: Path) -> Iterator[str]:
                 weights = (Path(p).expanduser().resolve() for p in (config.model.sft_adapters, config.model.base) if p)
                 if config.evaluation.branch.run or result.resolve() not in weights:
                     continue
-                made = read_evaluation(Path(run.path))
+                evaluation = read_evaluation(Path(run.path))
             except (GrpoTuiError, OSError):
                 continue
-            if made.success is not None:
-                how = f"temperature {made.spec.temperature:g}, {made.spec.samples} samples"
-                rows.append((f"evaluation {run.id}", made.spec.step, how, len(made.tasks), made.success))
+            if evaluation.success is not None:
+                how = f"temperature {evaluation.spec.temperature:g}, {evaluation.spec.samples} samples"
+                rows.append(
+                    (f"evaluation {run.id}", evaluation.spec.step, how, len(evaluation.tasks), evaluation.success)
+                )
     if not rows:
         yield "No success was measured."
         return

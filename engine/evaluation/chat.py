@@ -52,12 +52,12 @@ def start_chat(policy: str, runs_dir: Path) -> RunInfo:
     Raises the errors of `chat_config` and `start_run`.
     """
     config = chat_config(policy, runs_dir)
-    theirs, ours = os.pipe()
+    read_end, write_end = os.pipe()
     try:
-        run = start_run(config, runs_dir=runs_dir, stdin=theirs)
+        run = start_run(config, runs_dir=runs_dir, stdin=read_end)
     except BaseException:
-        os.close(ours)
+        os.close(write_end)
         raise
     finally:
-        os.close(theirs)
+        os.close(read_end)
     return run

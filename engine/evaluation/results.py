@@ -116,8 +116,8 @@ def read_evaluation(run_dir: Path) -> Evaluation:
         for (number, _), row in _rows(reader).items():
             task = tasks.setdefault(number, Task(row.prompt_id, row.prompt))
             _add(task, row, reader.bodies.trajectory(row.n))
-    whole = {n: task for n, task in sorted(tasks.items()) if len(task.numbers) == config.evaluation.samples}
-    return Evaluation(run_dir, config.evaluation, whole)
+    complete = {n: task for n, task in sorted(tasks.items()) if len(task.numbers) == config.evaluation.samples}
+    return Evaluation(run_dir, config.evaluation, complete)
 
 
 def _rows(reader: RunReader) -> dict[tuple[int, int], TrajectoryRow]:
@@ -167,8 +167,8 @@ def _evaluations_of(run: RunInfo) -> dict[Path, object]:
         found = [r for r in finished if str(r.facts.get("subject")).partition("@")[0] == run.id]
         found.sort(key=lambda r: r.created, reverse=True)
     configs = {Path(r.path): read_config(Path(r.path)) for r in found}
-    whole = {path: c for path, c in configs.items() if not c.evaluation.branch.run}
-    return {path: (c.environment, c.data, c.seed) for path, c in whole.items()}
+    evaluated = {path: c for path, c in configs.items() if not c.evaluation.branch.run}
+    return {path: (c.environment, c.data, c.seed) for path, c in evaluated.items()}
 
 
 def finished_tasks(run_dir: Path, samples: int) -> set[int]:

@@ -66,7 +66,7 @@ def find_subject(text: str, runs_dir: Path, model: str | None = None) -> Subject
     ConfigError."""
     if text.startswith(ENDPOINT):
         return _endpoint(text, model)
-    name, _, at = text.rpartition("@") if "@" in text else (text, "", "")
+    name, _, step_text = text.rpartition("@") if "@" in text else (text, "", "")
     try:
         run = find_run(runs_dir, name)
     except RunNotFound:
@@ -83,15 +83,17 @@ def find_subject(text: str, runs_dir: Path, model: str | None = None) -> Subject
         return Subject(text, evaluation=path)
     section = config.sft if config.mode == "sft" else config.training
     kept = policies(checkpoint_folder(path))
-    text = f"{run.id}@{at}" if at else run.id
-    if at == BASE:
+    text = f"{run.id}@{step_text}" if step_text else run.id
+    if step_text == BASE:
         return Subject(text, config, folder=path)
-    if at:
-        folder = kept.get(int(at)) if at.isdecimal() else None
+    if step_text:
+        folder = kept.get(int(step_text)) if step_text.isdecimal() else None
         if folder is None:
             steps = ", ".join(map(str, kept)) or "none"
-            raise EvaluationError(f"run {run.id} has no checkpoint of step {at}; it has {steps}, and `{run.id}@base`")
-        return Subject(text, config, str(folder), int(at), path)
+            raise EvaluationError(
+                f"run {run.id} has no checkpoint of step {step_text}; it has {steps}, and `{run.id}@base`"
+            )
+        return Subject(text, config, str(folder), int(step_text), path)
     final = adapters_dir(section.output_dir, path.name)
     if final.is_dir():
         return Subject(text, config, str(final), run.step, path)

@@ -111,12 +111,12 @@ def alert_sender(run_dir: Path) -> AlertSender | None:
     from ..runs.control.alerts import AlertDestination, AlertSender
 
     try:
-        wanted = load_personal().alerts
+        alerts = load_personal().alerts
     except ConfigError as error:
         log.warning("no alerts are sent: %s", error)
         return None
-    if not wanted.command and not wanted.webhook:
+    if not alerts.command and not alerts.webhook:
         return None
     return AlertSender(
-        run_dir, AlertDestination(tuple(wanted.command), wanted.webhook, tuple(wanted.severities), wanted.every_seconds)
+        run_dir, AlertDestination(tuple(alerts.command), alerts.webhook, tuple(alerts.severities), alerts.every_seconds)
     )

@@ -55,21 +55,21 @@ class Play:
     """A session of playing by hand. Raises LaunchError if the process cannot be started."""
 
     def __init__(self, config: RunConfig, runs_dir: Path, run_id: str | None = None) -> None:
-        theirs_in, ours_out = os.pipe()
-        ours_in, theirs_out = os.pipe()
+        child_stdin, commands_fd = os.pipe()
+        events_fd, child_stdout = os.pipe()
         try:
             self.run = start_run(
-                config, runs_dir=runs_dir, run_id=run_id, by_hand=True, stdin=theirs_in, stdout=theirs_out
+                config, runs_dir=runs_dir, run_id=run_id, by_hand=True, stdin=child_stdin, stdout=child_stdout
             )
         except BaseException:
-            os.close(ours_out)
-            os.close(ours_in)
+            os.close(commands_fd)
+            os.close(events_fd)
             raise
         finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
-        self._commands = os.fdopen(ours_out, "w", encoding="utf-8")
-        self._events = os.fdopen(ours_in, encoding="utf-8", errors="replace")
+            os.close(child_stdin)
+            os.close(child_stdout)
+        self._commands = os.fdopen(commands_fd, "w", encoding="utf-8")
+        self._events = os.fdopen(events_fd, encoding="utf-8", errors="replace")
 
     def events(self) -> Iterator[Event]:
         for line in self._events:

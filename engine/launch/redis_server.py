@@ -39,8 +39,8 @@ def queue_url(online: OnlineConfig) -> str:
         return online.queue
     url = os.environ.get(online.queue_env, "")
     if urlsplit(url).scheme not in SCHEMES:
-        held = "holds no URL of a Redis server" if url else "is not set"
-        raise ValueError(f"online.queue_env names the environment variable {online.queue_env}, which {held}")
+        problem = "holds no URL of a Redis server" if url else "is not set"
+        raise ValueError(f"online.queue_env names the environment variable {online.queue_env}, which {problem}")
     return url
 
 
@@ -72,27 +72,27 @@ def in_words(url: str, error: Exception) -> str:
     """Describe a failed command or connection in one sentence."""
     from redis import exceptions as redis
 
-    at = f"The Redis server {address(url)}"
+    server = f"The Redis server {address(url)}"
     text = str(error).rpartition(" of pipeline caused error: ")[2]
     if isinstance(error, (redis.AuthenticationError, redis.AuthenticationWrongNumberOfArgsError)) or text.startswith(
         ("NOAUTH", "WRONGPASS")
     ):
-        return f"{at} refuses the password or the user."
+        return f"{server} refuses the password or the user."
     if isinstance(error, redis.NoPermissionError):
-        return f"{at} does not allow this user the commands of a queue ({text})."
+        return f"{server} does not allow this user the commands of a queue ({text})."
     if isinstance(error, redis.BusyLoadingError):
-        return f"{at} is starting: it still loads its data."
+        return f"{server} is starting: it still loads its data."
     if isinstance(error, redis.TimeoutError):
-        return f"{at} does not answer."
+        return f"{server} does not answer."
     if isinstance(error, redis.ConnectionError):
-        return f"{at} cannot be reached ({text.rstrip('.')})."
+        return f"{server} cannot be reached ({text.rstrip('.')})."
     if isinstance(error, redis.OutOfMemoryError) or text.startswith("OOM"):
-        return f"{at} is full: give it more memory (maxmemory)."
+        return f"{server} is full: give it more memory (maxmemory)."
     if isinstance(error, redis.ReadOnlyError):
-        return f"{at} is a replica that takes no writes: name its primary."
+        return f"{server} is a replica that takes no writes: name its primary."
     if text.startswith("MISCONF"):
-        return f"{at} takes no writes because it cannot save to its disk."
-    return f"{at} refuses ({text})."
+        return f"{server} takes no writes because it cannot save to its disk."
+    return f"{server} refuses ({text})."
 
 
 def refusals(facts: list[Fact]) -> str | None:
@@ -108,35 +108,37 @@ def server_facts(client: Any, url: str) -> list[Fact]:
     """
     from redis.exceptions import ResponseError
 
-    at = f"Redis server {address(url)}"
+    server = f"Redis server {address(url)}"
     info = client.info()
     version = str(info.get("redis_version", ""))
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
-    facts = [Fact("good", f"{at} is version {version}")]
+    facts = [Fact("good", f"{server} is version {version}")]
     if numbers and numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        facts = [Fact("missing", f"{at} is version {version}", f"install {oldest} or later there")]
+        facts = [Fact("missing", f"{server} is version {version}", f"install {oldest} or later there")]
     policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
-        text = f"{at} deletes data when its memory is full (maxmemory-policy {policy})"
+        text = f"{server} deletes data when its memory is full (maxmemory-policy {policy})"
         facts.append(Fact("missing", text, "set maxmemory-policy noeviction there"))
     try:
         settings = client.config_get("save") | client.config_get("appendfsync")
     except ResponseError:
         settings = {}
-    facts.append(_persistence(at, bool(info.get("aof_enabled")), settings))
+    facts.append(_persistence(server, bool(info.get("aof_enabled")), settings))
     return facts
 
 
-def _persistence(at: str, append_only: bool, settings: dict[str, str]) -> Fact:
-    cure = "set appendonly yes there, and appendfsync always"
+def _persistence(server: str, append_only: bool, settings: dict[str, str]) -> Fact:
+    advice = "set appendonly yes there, and appendfsync always"
     if append_only:
         if settings.get("appendfsync", "always") == "always":
-            return Fact("good", f"{at} has every write on its disk before it answers")
-        return Fact("note", f"{at} may lose its last second in a power cut", "appendfsync always there to lose nothing")
+            return Fact("good", f"{server} has every write on its disk before it answers")
+        return Fact(
+            "note", f"{server} may lose its last second in a power cut", "appendfsync always there to lose nothing"
+        )
     if settings.get("save") == "":
-        return Fact("note", f"{at} keeps nothing on its disk: a restart of it loses waiting tasks", cure)
-    return Fact("note", f"{at} saves its data now and then only: a crash of it loses the last minutes", cure)
+        return Fact("note", f"{server} keeps nothing on its disk: a restart of it loses waiting tasks", advice)
+    return Fact("note", f"{server} saves its data now and then only: a crash of it loses the last minutes", advice)
 
 
 def check_redis(url: str) -> Iterator[Fact]:

@@ -59,13 +59,15 @@ def serve_commands(
     if tensor_parallel > 1:
         arguments.append(f"--tensor-parallel-size={tensor_parallel}")
     devices = [",".join(gpus[i : i + tensor_parallel]) for i in range(0, len(gpus), tensor_parallel)]
-    made = []
+    commands = []
     for number, gpu in enumerate(devices or [""]):
         variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
         if gpu:
             variables["CUDA_VISIBLE_DEVICES"] = gpu
-        made.append(ServerCommand(variables, [*arguments, f"--port={port + number}"], f"http://{host}:{port + number}"))
-    return made
+        commands.append(
+            ServerCommand(variables, [*arguments, f"--port={port + number}"], f"http://{host}:{port + number}")
+        )
+    return commands
 
 
 def model_path(base: str) -> str:
@@ -76,9 +78,9 @@ def model_path(base: str) -> str:
 
 
 class _Refused(Exception):
-    def __init__(self, code: int, said: str) -> None:
-        super().__init__(f"{code}: {said}")
-        self.code, self.said = code, said
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code, self.said = code, message
 
 
 def check_server(url: str, key: str | None = None) -> Iterator[Fact]:
@@ -89,8 +91,8 @@ def check_server(url: str, key: str | None = None) -> Iterator[Fact]:
         served = _call(url, "/v1/models", key)["data"]
         base = str(served[0]["id"])
     except _Refused as problem:
-        cure = "set the key that rollouts.api_key_env names (GRPO_TUI_VLLM_KEY)" if problem.code == 401 else RESTART
-        yield Fact("missing", f"server {url} refuses to list its models ({problem})", cure)
+        advice = "set the key that rollouts.api_key_env names (GRPO_TUI_VLLM_KEY)" if problem.code == 401 else RESTART
+        yield Fact("missing", f"server {url} refuses to list its models ({problem})", advice)
         return
     except (OSError, ValueError, KeyError, IndexError, TypeError) as problem:
         reason = getattr(problem, "reason", problem)
@@ -113,8 +115,8 @@ def _adapters(url: str, key: str | None) -> Fact:
     except _Refused as problem:
         if "lora" in problem.said.lower() and "not enabled" not in problem.said.lower():
             return Fact("good", f"server {url} loads adapters")
-        cure = f"{RESTART}: VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve … --enable-lora"
-        return Fact("missing", f"server {url} does not load adapters ({problem})", cure)
+        advice = f"{RESTART}: VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve … --enable-lora"
+        return Fact("missing", f"server {url} does not load adapters ({problem})", advice)
     except (OSError, ValueError) as problem:
         return Fact("missing", f"server {url} broke off while it was asked for an adapter ({problem})", RESTART)
     return Fact("missing", f"server {url} claims to have loaded adapters that do not exist", RESTART)
@@ -128,16 +130,16 @@ def _tokens(url: str, base: str, key: str | None) -> Iterator[Fact]:
         second = _generate(url, base, key, [*TEXT, token], temperature=1.0)
         raw = float(second["prompt_logprobs"][-1][str(token)]["logprob"])
     except _Refused as problem:
-        cure = f"{RESTART}: vllm serve … --enable-scale-out" if problem.code in (403, 404) else RESTART
-        yield Fact("missing", f"server {url} writes no tokens ({problem})", cure)
+        advice = f"{RESTART}: vllm serve … --enable-scale-out" if problem.code in (403, 404) else RESTART
+        yield Fact("missing", f"server {url} writes no tokens ({problem})", advice)
         return
     except (OSError, ValueError, KeyError, IndexError, TypeError) as problem:
         yield Fact("missing", f"server {url} gives an answer that cannot be read ({problem})", RESTART)
         return
     yield Fact("good", f"server {url} takes and gives tokens")
     if abs(drawn - raw) < 1e-3:
-        cure = f"{RESTART}: vllm serve … --logprobs-mode processed_logprobs"
-        yield Fact("missing", f"server {url} gives log-probs that leave the temperature out", cure)
+        advice = f"{RESTART}: vllm serve … --logprobs-mode processed_logprobs"
+        yield Fact("missing", f"server {url} gives log-probs that leave the temperature out", advice)
     else:
         yield Fact("good", f"server {url} gives log-probs at the temperature that tokens were drawn at")
 
@@ -158,5 +160,5 @@ def _call(url: str, path: str, key: str | None, body: Mapping[str, object] | Non
         with opener.open(urllib.request.Request(url + path, data, headers), timeout=TIMEOUT_S) as answer:
             return json.loads(answer.read())
     except urllib.error.HTTPError as problem:
-        said = " ".join(problem.read(2000).decode("utf-8", "replace").split())
-        raise _Refused(problem.code, "".join(c for c in said if c.isprintable())[:160]) from None
+        reason = " ".join(problem.read(2000).decode("utf-8", "replace").split())
+        raise _Refused(problem.code, "".join(c for c in reason if c.isprintable())[:160]) from None

@@ -105,5 +105,5 @@ def configuration_id(config: RunConfig) -> str:
 
     adapters = config.model.sft_adapters
     model = config.model.model_copy(update={"sft_adapters": adapters and pinned(adapters)})
-    alike = config.model_copy(update={"seed": 0, "name": "", "model": model})
-    return hashlib.sha256(to_yaml(alike).encode()).hexdigest()[:12]
+    normalized = config.model_copy(update={"seed": 0, "name": "", "model": model})
+    return hashlib.sha256(to_yaml(normalized).encode()).hexdigest()[:12]

@@ -102,9 +102,9 @@ def start_run(
 @contextmanager
 def _alone(run_dir: Path) -> Iterator[None]:
     """Allow only one command at a time to start or resume this run."""
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
-            held.enter_context(hold(run_dir, "start"))
+            stack.enter_context(hold(run_dir, "start"))
         except Locked:
             raise LaunchError(f"run {run_dir.name} is being started by another command right now") from None
         except OSError as error:

@@ -57,7 +57,7 @@ def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> Ru
 def living(run_dir: Path) -> list[str]:
     """Return the names of a run's live processes, here or on another machine."""
     reap()
-    return [name for name in process_names(run_dir) if _lives(run_dir, name, process_state(run_dir, name))]
+    return [name for name in process_names(run_dir) if _is_alive(run_dir, name, process_state(run_dir, name))]
 
 
 def wait_until_gone(run_dir: Path, seconds: float = 60.0) -> list[str]:
@@ -72,11 +72,11 @@ def _goes_on(run_dir: Path, name: str, state: Mapping[str, object]) -> bool:
     return state.get("status") in ENDED and not (run_dir / PROCESSES / f"{name}.launch.json").exists()
 
 
-def _lives(run_dir: Path, name: str, state: Mapping[str, object]) -> bool:
+def _is_alive(run_dir: Path, name: str, state: Mapping[str, object]) -> bool:
     """Return whether to wait for a process. A process on another machine whose status says that it ended does not
     count, even while that status is fresh."""
-    ended_elsewhere = is_elsewhere(state) and state.get("status") in ENDED
-    alive = state["alive"] and not ended_elsewhere and not _goes_on(run_dir, name, state)
+    ended_on_another_machine = is_elsewhere(state) and state.get("status") in ENDED
+    alive = state["alive"] and not ended_on_another_machine and not _goes_on(run_dir, name, state)
     return bool(alive or state["launcher_alive"])
 
 
@@ -117,9 +117,9 @@ def _kill(pid: int) -> None:
         children = process.children(recursive=True)
         if os.name == "posix" and os.getpgid(pid) == pid:  # it leads its session: also kill orphans
             os.killpg(pid, signal.SIGKILL)
-        for each in (process, *children):
+        for victim in (process, *children):
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+                victim.kill()
 
 
 def delete_run(run: RunInfo) -> None:

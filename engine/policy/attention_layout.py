@@ -150,14 +150,14 @@ class _Attention(NamedTuple):
 def lay_out(cut: Cut) -> Layout:
     """Lay out attention for all tokens, in the cheaper of the two ways."""
     length = cut.lengths
-    whole = (length**2).sum() / 2  # a causal kernel skips half
-    apart = (cut.prompts.lengths**2).sum() / 2 + (cut.own.lengths * length).sum()
+    dense = (length**2).sum() / 2  # a causal kernel skips half
+    split = (cut.prompts.lengths**2).sum() / 2 + (cut.own.lengths * length).sum()
     # The tokens of a shared prompt are those of its first rollout.
     _, firsts = np.unique(cut.prompt_of, return_index=True)
     starts = cut.prompts.lengths[cut.prompt_of]
     starts[firsts] = 0
     every = [np.arange(start, end) for start, end in zip(starts.tolist(), length.tolist(), strict=True)]
-    return _layout(cut, every, _whole(cut) if whole <= apart else _apart(cut))
+    return _layout(cut, every, _whole(cut) if dense <= split else _apart(cut))
 
 
 def lay_out_last(cut: Cut, read: Sequence[np.ndarray], every: Layout) -> Layout:
@@ -186,7 +186,7 @@ def _layout(cut: Cut, read: Sequence[np.ndarray], attentions: Iterable[_Attentio
 def _whole(cut: Cut) -> Iterable[_Attention]:
     """Lay out each rollout as a row of its prompt and its own tokens."""
     length = cut.lengths
-    for rows in _alike(length):
+    for rows in _by_length(length):
         columns = np.arange(int(length[rows].max()))
         real = columns < length[rows][:, None]
         yield _Attention(_Rows(np.where(real, cut.places(rows, columns), 0), real))
@@ -195,9 +195,9 @@ def _whole(cut: Cut) -> Iterable[_Attention]:
 def _apart(cut: Cut) -> Iterable[_Attention]:
     """Lay out each prompt once, and each rollout's own tokens over its prompt and themselves."""
     prompts, own = cut.prompts, cut.own
-    for rows in _alike(prompts.lengths):
+    for rows in _by_length(prompts.lengths):
         yield _Attention(_Rows.of(prompts.starts[rows], prompts.lengths[rows]))
-    for rows in _alike(own.lengths):
+    for rows in _by_length(own.lengths):
         prompt = cut.prompt_of[rows]
         if own.lengths[rows].any():
             context = _Rows.of(prompts.starts[prompt], prompts.lengths[prompt])
@@ -212,12 +212,12 @@ def _apart(cut: Cut) -> Iterable[_Attention]:
 def _read(cut: Cut, read: Sequence[np.ndarray], window: int | None = None) -> Iterable[_Attention]:
     """Lay out the used positions, over all earlier tokens or those of the window."""
     lengths = cut.lengths
-    for alike in _alike(lengths):
-        longest = int(lengths[alike].max())
+    for group in _by_length(lengths):
+        longest = int(lengths[group].max())
         stretches = _STRETCHES if window is None else -(-longest // max(window, _SHORTEST))
         edges = np.linspace(0, longest, stretches + 1).round().astype(np.int64)
         for start, end in pairwise(edges.tolist()):
-            inside = {row: read[row][(read[row] >= start) & (read[row] < end)] for row in alike.tolist()}
+            inside = {row: read[row][(read[row] >= start) & (read[row] < end)] for row in group.tolist()}
             rows = np.array([row for row, positions in inside.items() if len(positions)], dtype=np.int64)
             if not len(rows):
                 continue
@@ -234,7 +234,7 @@ def _read(cut: Cut, read: Sequence[np.ndarray], window: int | None = None) -> It
             yield _Attention(_Rows(cut.places(rows, positions), real), keys, allowed)
 
 
-def _alike(lengths: np.ndarray) -> list[np.ndarray]:
+def _by_length(lengths: np.ndarray) -> list[np.ndarray]:
     """Group rows of similar length: the shortest has at least `_ALIKE` of the longest."""
     order = np.argsort(-lengths, kind="stable")
     groups: list[list[int]] = []

@@ -40,16 +40,16 @@ class FixedWeight:
         self._weight: Tensor | None = weight
         self._thin = torch.cat([a for a, _ in parts.values()]) if parts else None
         self._packed: Tensor | None = None
-        self._left = PATIENCE if packs else -1
+        self._remaining = PATIENCE if packs else -1
 
     def __call__(self, x: Tensor) -> Tensor:
         flat = x.flatten(0, -2)
-        y = self._packed_product(flat) if self._left == 0 else self._product(flat)
+        y = self._packed_product(flat) if self._remaining == 0 else self._product(flat)
         return y.view(*x.shape[:-1], y.shape[-1])
 
     def _product(self, flat: Tensor) -> Tensor:
         assert self._weight is not None
-        self._left -= 1
+        self._remaining -= 1
         flat, y = flat.to(self._weight.dtype), self.bias
         for a, b in self.parts.values():
             y = add_product(y, F.linear(flat, a), b)
@@ -57,8 +57,8 @@ class FixedWeight:
 
     def _packed_product(self, flat: Tensor) -> Tensor:
         if self._weight is not None:
-            whole = torch.cat([self._weight, *(b for _, b in self.parts.values())], 1)
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(whole, len(flat))
+            weight = torch.cat([self._weight, *(b for _, b in self.parts.values())], 1)
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(flat))
             self._weight = None  # it may be a copy
         flat = flat.bfloat16()
         if self._thin is not None:

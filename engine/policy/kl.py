@@ -169,17 +169,17 @@ class BetaController:
         factor = self.config.factor
         if mean > target + tolerance:
             new = self._clamped(self.beta * factor)
-            why = f"×{factor:g}: mean KL {mean:.4g} is above {target:g} + {tolerance:g}, the policy moves too fast"
+            reason = f"×{factor:g}: mean KL {mean:.4g} is above {target:g} + {tolerance:g}, the policy moves too fast"
         elif mean < target - tolerance and not self.leaving:
             new = self._clamped(self.beta / factor)
-            why = f"÷{factor:g}: mean KL {mean:.4g} is below {target:g} − {tolerance:g}, the updates are too timid"
+            reason = f"÷{factor:g}: mean KL {mean:.4g} is below {target:g} − {tolerance:g}, the updates are too timid"
         else:
             return None
         if new == self.beta:  # already at the clamp
             return None
         if new in (self.config.min_beta, self.config.max_beta):
-            why += f"; held at the limit {new:g}"
-        change = BetaChange(step, self.beta, new, mean, why)
+            reason += f"; held at the limit {new:g}"
+        change = BetaChange(step, self.beta, new, mean, reason)
         self.beta = new
         return change
 

@@ -82,7 +82,7 @@ def shape_of(config: PreTrainedConfig) -> ModelShape:
         model = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_config(config)
     text = config.get_text_config()
     output = model.get_output_embeddings()
-    apart = {m for part in (apart_from_language(model) if sees else ()) for m in part.modules()}
+    vision_modules = {m for part in (apart_from_language(model) if sees else ()) for m in part.modules()}
     linear = [m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not output]
     keys = [
         (getattr(layer, "num_key_value_heads", None) or text.num_attention_heads)
@@ -92,9 +92,9 @@ def shape_of(config: PreTrainedConfig) -> ModelShape:
     return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
         linear=sum(m.weight.numel() for m in linear),
-        adapters=sum(sum(m.weight.shape) for m in linear if m not in apart),
-        vision_adapters=sum(sum(m.weight.shape) for m in linear if m in apart),
-        vision=sum(p.numel() for m in apart for p in m.parameters(recurse=False)),
+        adapters=sum(sum(m.weight.shape) for m in linear if m not in vision_modules),
+        vision_adapters=sum(sum(m.weight.shape) for m in linear if m in vision_modules),
+        vision=sum(p.numel() for m in vision_modules for p in m.parameters(recurse=False)),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         layer=numbers_of_layer(text),

@@ -183,11 +183,14 @@ def load_vision(
 def lora_config(lora: LoraSection, base: PreTrainedModel) -> LoraConfig:
     """Return the adapters that `model.lora` describes. A vision tower gets adapters only if it asks for them, and a
     projection gets none if a Mamba layer's kernel reads its weight directly, past the adapter."""
-    apart = [] if lora.vision or VisionModel.of(base) is None else apart_from_language(base)
+    excluded = [] if lora.vision or VisionModel.of(base) is None else apart_from_language(base)
     if lora.target_modules == "all-linear":
         mixers = [m for m in base.modules() if hasattr(m, "A_log") and hasattr(m, "D")]
-        apart = [*apart, *(m.out_proj for m in mixers if isinstance(getattr(m, "out_proj", None), torch.nn.Linear))]
-    names = [re.escape(name) for name, module in base.named_modules() if any(module is part for part in apart)]
+        excluded = [
+            *excluded,
+            *(m.out_proj for m in mixers if isinstance(getattr(m, "out_proj", None), torch.nn.Linear)),
+        ]
+    names = [re.escape(name) for name, module in base.named_modules() if any(module is part for part in excluded)]
     return LoraConfig(
         exclude_modules=rf"({'|'.join(names)})(\..*)?" if names else None,
         r=lora.r,

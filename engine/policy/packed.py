@@ -64,7 +64,7 @@ def packed_attention(
     """
     if packing is None:
         raise ValueError("packed attention was called without a packing")
-    if other := [name for name, given in kwargs.items() if given is not None and name not in WITHOUT_EFFECT]:
+    if other := [name for name, setting in kwargs.items() if setting is not None and name not in WITHOUT_EFFECT]:
         raise ValueError(f"packed attention has no {', '.join(other)}")
     layout = packing.layout.within(sliding_window)
     # A half-precision policy rotates in float32. The products use the format of the values.

@@ -83,8 +83,8 @@ def padded_scores(
 
 
 def _seen(model: nn.Module, token_ids: Tensor, images: Sequence[Images] | None) -> dict[str, object]:
-    seeing = VisionModel.of(base_of(model)) if images is not None and any(images) else None
-    return {} if seeing is None or images is None else seeing.padded(token_ids, images)
+    vision_model = VisionModel.of(base_of(model)) if images is not None and any(images) else None
+    return {} if vision_model is None or images is None else vision_model.padded(token_ids, images)
 
 
 def hidden_states(

@@ -120,8 +120,8 @@ class PreparedModel:
         length: int | None = None,
     ) -> Packing:
         """Call `packing.pack`, and move the result to the model's device."""
-        seeing = self.forward.seeing
-        seen = None if seeing is None or images is None else seeing.batch(token_ids, images)
+        vision_model = self.forward.seeing
+        seen = None if vision_model is None or images is None else vision_model.batch(token_ids, images)
         return pack(token_ids, agent_mask, length, seen).to(device_of(self.base))
 
     def _score_packed(

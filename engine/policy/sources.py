@@ -79,8 +79,8 @@ def foreign_template(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) ->
 def _special_tokens(templated: PreTrainedTokenizerBase, known: PreTrainedTokenizerBase) -> set[str]:
     """Return the special tokens of `known` in a prompt by the template of `templated`."""
     try:
-        talk = [{"role": "user", "content": "?"}]
-        prompt = str(templated.apply_chat_template(talk, tokenize=False, add_generation_prompt=True))
+        messages = [{"role": "user", "content": "?"}]
+        prompt = str(templated.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except Exception:  # a template may refuse any conversation
         return set()
     tokens = {*known.all_special_tokens, *(str(t) for t in known.added_tokens_decoder.values())}

@@ -73,8 +73,8 @@ class TokenLogProbs(torch.autograd.Function):
         )
         for part in _tiles(len(h), w):
             tile = _Tile(h[part], w, bias, target[part], ctx.temperature)
-            of_entropy = grad_entropy[part] if ctx.entropy_grad and grad_entropy is not None else None
-            logits = tile.gradient(logprobs[part], entropy[part], grad[part], of_entropy)
+            grad_of_entropy = grad_entropy[part] if ctx.entropy_grad and grad_entropy is not None else None
+            logits = tile.gradient(logprobs[part], entropy[part], grad[part], grad_of_entropy)
             if grad_hidden is not None:
                 grad_hidden[part] = logits @ w
             if grad_weight is not None:

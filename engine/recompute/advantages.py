@@ -128,10 +128,10 @@ class AdvantageCheck:
         silent = 0
         for group, carries in zip(groups, carry, strict=True):
             signal += group if carries else []
-            gone = not carries and not all(item.record.trajectory.correct is True for item in group)
+            replaced = not carries and not all(item.record.trajectory.correct is True for item in group)
             for item in group:
-                self._trained_on(item, carries, replaced=gone and silent < replayed)
-                silent += gone
+                self._trained_on(item, carries, replaced=replaced and silent < replayed)
+                silent += replaced
         return signal
 
     def _trained_on(self, item: RecordedRollout, signal: bool, replaced: bool) -> None:

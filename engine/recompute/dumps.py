@@ -152,8 +152,8 @@ def _advantages(groups: Sequence[Known], declared: str, report: Report) -> None:
     if not declared and (not spread or most < max(2, len(spread) / 2)):
         report.given["advantages"] = "no formula known here gives those of most groups; --formula declares one"
         return
-    why = "declared" if declared else f"it gives those of {most:,} of {len(spread):,} groups"
-    report.given["formula of advantages"] = f"{formula.text}, {why}"
+    reason = "declared" if declared else f"it gives those of {most:,} of {len(spread):,} groups"
+    report.given["formula of advantages"] = f"{formula.text}, {reason}"
     for group in groups:
         wrong = list(group.wrong(formula))
         if wrong and group.unknown and not declared:
@@ -213,13 +213,13 @@ FEWEST = 12
 def fitted(rollouts: Sequence[Unweighted], report: Report) -> None:
     """Infer the component weights, and report the rollouts whose reward differs from the weighted sum."""
     names = sorted({name for *_, values in rollouts for name in values})
-    whole = [each for each in rollouts if len(each[2]) == len(names)]
-    if not names or len(whole) < max(FEWEST, 2 * len(names)):
+    complete = [each for each in rollouts if len(each[2]) == len(names)]
+    if not names or len(complete) < max(FEWEST, 2 * len(names)):
         if rollouts:
             report.given["weighted sum of rewards"] = "the weights are not recorded, and too few rollouts show them"
         return
-    rows = [[values[name] for name in names] for *_, values in whole]
-    rewards = [reward for _, reward, _ in whole]
+    rows = [[values[name] for name in names] for *_, values in complete]
+    rewards = [reward for _, reward, _ in complete]
     kept = list(range(len(rows)))
     weights = _solved(rows, rewards)
     for _ in range(max(3, len(rows) // 50)):
@@ -231,14 +231,14 @@ def fitted(rollouts: Sequence[Unweighted], report: Report) -> None:
         trials = {i: [k for k in kept if k != i] for i in sorted(kept, key=lambda i: -gaps[i])[:8]}
         solved = {i: _solved([rows[k] for k in t], [rewards[k] for k in t]) for i, t in trials.items()}
         left = {i: math.fsum((_dot(rows[k], solved[i]) - rewards[k]) ** 2 for k in trials[i]) for i in trials}
-        gone = min(left, key=lambda i: left[i])
-        kept, weights = trials[gone], solved[gone]
+        dropped = min(left, key=lambda i: left[i])
+        kept, weights = trials[dropped], solved[dropped]
     if any(abs(_dot(rows[i], weights) - rewards[i]) > FITS * max(1.0, abs(rewards[i])) for i in kept):
         report.given["weighted sum of rewards"] = "the weights are not recorded, and no weights give the rewards"
         return
     found = ", ".join(f"{name} {w:.4g}" for name, w in zip(names, weights, strict=True))
     report.given["weights of rewards"] = f"not recorded; those that give {len(kept):,} rewards are {found}"
-    for (place, reward, _), row in zip(whole, rows, strict=True):
+    for (place, reward, _), row in zip(complete, rows, strict=True):
         right = _dot(row, weights)
         report.number(place, "weighted sum of rewards", reward, right, tolerance=2 * FITS, size=1.0)
 

@@ -48,8 +48,8 @@ class Loss:
         entropy = math.fsum(loss.entropy for loss in losses) / max(tokens, 1)
         self.report.number(place, "metric train/entropy", metrics.get(metric.ENTROPY), entropy)
         if any(loss.policy is None for loss in losses):
-            why = f"of {self.training.loss_type}, and of rollouts with importance weights, is not recorded"
-            self.report.given["loss"] = f"the policy-gradient term {why}"
+            reason = f"of {self.training.loss_type}, and of rollouts with importance weights, is not recorded"
+            self.report.given["loss"] = f"the policy-gradient term {reason}"
             return
         clipped = sum(sum(loss.low) + sum(loss.high) for loss in losses) / max(tokens, 1)
         self.report.number(place, "metric train/clip_fraction", metrics.get(metric.CLIP_FRACTION), clipped)
@@ -77,7 +77,7 @@ class Loss:
     def _loss(self, losses: Sequence[LossTerms], tokens: int, beta: float) -> tuple[float, float] | None:
         """Return the loss of the step and the size for its tolerance; None if the loss depends on micro-batches."""
         kind = self.training.loss_type
-        whole = [(loss.policy or 0.0) + beta * loss.kl for loss in losses]
+        totals = [(loss.policy or 0.0) + beta * loss.kl for loss in losses]
         size = [abs(loss.policy or 0.0) + beta * abs(loss.kl) for loss in losses]
         if kind == "grpo":
             share = [1 / max(loss.tokens, 1) / len(losses) for loss in losses]
@@ -87,7 +87,7 @@ class Loss:
             share = [1 / (len(losses) * self.training.max_trajectory_tokens)] * len(losses)
         else:
             return None
-        pairs = list(zip(whole, size, share, strict=True))
+        pairs = list(zip(totals, size, share, strict=True))
         return math.fsum(w * s for w, _, s in pairs), math.fsum(a * s for _, a, s in pairs)
 
     def _kl(self, step: int, items: Sequence[RecordedRollout], metrics: Mapping[str, float]) -> None:

@@ -38,8 +38,8 @@ class Replay:
         weights = [
             e.magnitude**self.config.alpha * math.exp(-(version - e.version) / self.config.tau) for e in self.entries
         ]
-        whole = math.fsum(weights)
-        by_id = {e.id: (e, w / whole if whole else 0.0) for e, w in zip(self.entries, weights, strict=True)}
+        total = math.fsum(weights)
+        by_id = {e.id: (e, w / total if total else 0.0) for e, w in zip(self.entries, weights, strict=True)}
         for item, use in drawn:
             place = f"step {step}, replay of rollout {item.row.id}"
             entry, probability = by_id.get(item.row.id, (None, 0.0))

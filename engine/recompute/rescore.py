@@ -72,18 +72,18 @@ def rescore(
     for step, items in steps:
         changed = _changed(items, old, new, step, judged)
         before, after = _advantages(items, old), _advantages(changed, new)
-        for mine, theirs in zip(groups_of(items), groups_of(changed), strict=True):
+        for old_group, new_group in zip(groups_of(items), groups_of(changed), strict=True):
             result.groups += 1
-            name = mine[0].record.trajectory.group
-            was, now = (any(abs(found[i.row.n]) > ROUNDING for i in mine) for found in (before, after))
+            name = old_group[0].record.trajectory.group
+            was, now = (any(abs(found[i.row.n]) > ROUNDING for i in old_group) for found in (before, after))
             if was != now:
                 (result.gained if now else result.lost).append(name)
-            shift = _shifts(mine, theirs)
-            for item in mine:
+            shift = _shifts(old_group, new_group)
+            for item in old_group:
                 a, b = before[item.row.n], after[item.row.n]
                 if min(a, b) < -ROUNDING and max(a, b) > ROUNDING:
-                    own = shift[item.row.n]
-                    cause = max(own, key=lambda n: own[n] * (1 if b > a else -1), default="")
+                    shifts = shift[item.row.n]
+                    cause = max(shifts, key=lambda n: shifts[n] * (1 if b > a else -1), default="")
                     result.flips.append(Flip(step, name, item.row.id, a, b, cause))
         for place, batch in enumerate((items, changed)):
             sums[place] += math.fsum(i.record.breakdown.total or 0.0 for i in batch if i.record.breakdown is not None)
@@ -119,12 +119,12 @@ def _mean(item: RecordedRollout, formula: AdvantageFormula | None) -> float:
 def _shifts(before: Sequence[RecordedRollout], after: Sequence[RecordedRollout]) -> dict[int, dict[str, float]]:
     """Return by rollout number how far each component moved the reward, minus the group mean."""
     moved: dict[int, dict[str, float]] = {}
-    for mine, theirs in zip(before, after, strict=True):
+    for old, new in zip(before, after, strict=True):
         sums: dict[str, float] = {}
-        for item, sign in ((mine, -1.0), (theirs, 1.0)):
+        for item, sign in ((old, -1.0), (new, 1.0)):
             for name, value in item.components:
                 sums[name] = sums.get(name, 0.0) + sign * (value.contribution or 0.0)
-        moved[mine.row.n] = sums
+        moved[old.row.n] = sums
     names = {name for sums in moved.values() for name in sums}
     means = {name: math.fsum(sums.get(name, 0.0) for sums in moved.values()) / len(moved) for name in names}
     return {n: {name: sums.get(name, 0.0) - mean for name, mean in means.items()} for n, sums in moved.items()}

@@ -78,8 +78,8 @@ class Rewards:
             recorded = [p for p in reward.penalties if p.rule in known or not self.own_rules]
             place = f"{item.place}, turn {step.index + 1}"
             self.report.same(place, "penalties", [p.rule for p in recorded], [p.rule for p in found])
-            for mine, theirs in zip(found, recorded, strict=False):
-                self.report.number(place, f"penalty {theirs.rule}", theirs.amount, mine.amount)
+            for expected, stored in zip(found, recorded, strict=False):
+                self.report.number(place, f"penalty {stored.rule}", stored.amount, expected.amount)
 
     def _raw(self, item: RecordedRollout, breakdown: RewardBreakdown) -> None:
         trajectory = item.record.trajectory
@@ -120,9 +120,9 @@ class Rewards:
             paid = [v.contribution or 0.0 for v in step.components.values()]
             size = max(map(abs, paid), default=0.0)
             self.report.number(place, "reward of the turn", step.total, math.fsum(paid), size=size)
-        whole = math.fsum(s.total or 0.0 for s in breakdown.steps)
-        self.report.number(item.place, "reward", breakdown.total, whole, size=1.0)
-        self.report.number(item.place, "reward in the list", item.row.reward, whole, size=1.0, tolerance=SINGLE)
+        total = math.fsum(s.total or 0.0 for s in breakdown.steps)
+        self.report.number(item.place, "reward", breakdown.total, total, size=1.0)
+        self.report.number(item.place, "reward in the list", item.row.reward, total, size=1.0, tolerance=SINGLE)
 
     def _normalized(self, group: Sequence[RecordedRollout], now: Mapping[str, Moments]) -> None:
         settings = self.config.normalization

@@ -56,7 +56,7 @@ class StepRecorder:
         """Destinations for metrics in addition to the record."""
         self.seconds = 0.0
         """Time spent here since the last `take_seconds`."""
-        self._complained: set[str] = set()
+        self._failed: set[str] = set()
 
     def step(
         self,
@@ -72,7 +72,7 @@ class StepRecorder:
         logs: from TRL. measured: further metrics of the trainer. rollouts: all rollouts sampled for the step. replayed:
         rollouts of earlier steps in the batch. loss: the loss terms of each rollout in the batch, by rollout key.
         """
-        began = time.perf_counter()
+        started = time.perf_counter()
         values: dict[str, float | Mapping[str, float]] = {
             NAMES.get(k, metric.TRL(k)): v for k, v in logs.items() if isinstance(v, (int, float))
         }
@@ -86,7 +86,7 @@ class StepRecorder:
             for r in replayed
         ]
         self.guard("uses", lambda: self.writer.uses(uses))
-        self.seconds += time.perf_counter() - began
+        self.seconds += time.perf_counter() - started
         return values
 
     def trajectories(
@@ -140,8 +140,8 @@ class StepRecorder:
         try:
             action()
         except Exception:
-            if what not in self._complained:
-                self._complained.add(what)
+            if what not in self._failed:
+                self._failed.add(what)
                 logger.exception("the record could not take %s; training continues", what)
 
 

@@ -92,14 +92,14 @@ class RolloutsAhead(Generic[Plan, Version]):
         size = self._sizes.pop(step, None)
         if size is None:
             return None
-        asked = time.perf_counter()
+        started = time.perf_counter()
         while (chosen := self._chosen(step, size)) is None:
             wait([g.made for g in self._groups if not g.made.done()], return_when=FIRST_COMPLETED)
         self._groups = [g for g in self._groups if g not in chosen]
-        made = [g.made.result() for g in sorted(chosen, key=lambda g: g.planned)]
-        rollouts = [replace(r, group=number) for number, group in enumerate(made) for r in group]
-        ready = max((g.ready for g in chosen), default=asked)
-        return Taken(rollouts, time.perf_counter() - asked, max(asked - ready, 0.0))
+        groups = [g.made.result() for g in sorted(chosen, key=lambda g: g.planned)]
+        rollouts = [replace(r, group=number) for number, group in enumerate(groups) for r in group]
+        ready = max((g.ready for g in chosen), default=started)
+        return Taken(rollouts, time.perf_counter() - started, max(started - ready, 0.0))
 
     def _chosen(self, step: int, size: int) -> list[_StartedGroup] | None:
         """Return the groups of a step, or None if a due group is unfinished or there are too few."""
@@ -109,9 +109,9 @@ class RolloutsAhead(Generic[Plan, Version]):
         return found if len(found) == size and all(g.made.done() for g in found) else None
 
     def _begin(self, step: int, plans: Sequence[Plan], number: int, version: Version) -> None:
-        held = ExitStack()
-        held.enter_context(self._holding(version))  # enter here: the next version may come before a thread runs
-        groups = [_StartedGroup((step, i), number, made) for i, made in enumerate(self._make(plans, step, version))]
+        stack = ExitStack()
+        stack.enter_context(self._holding(version))  # enter here: the next version may come before a thread runs
+        groups = [_StartedGroup((step, i), number, future) for i, future in enumerate(self._make(plans, step, version))]
         self._sizes[step] = len(groups)
         self._groups += groups
         left = [len(groups)]
@@ -119,10 +119,10 @@ class RolloutsAhead(Generic[Plan, Version]):
         def release(_: Made) -> None:
             left[0] -= 1
             if left[0] == 0:
-                held.close()
+                stack.close()
 
         for group in groups:
             group.made.add_done_callback(group.note)
             group.made.add_done_callback(release)
         if not groups:
-            held.close()
+            stack.close()

@@ -59,20 +59,20 @@ def corrected(sampled: Sequence[Rollout], present: Sequence[Rollout], weighting:
     if weighting.how == "none":
         return list(sampled)
     done = []
-    for made, now in zip(sampled, present, strict=True):
-        assert made.logprobs is not None and now.logprobs is not None
-        log_ratio = torch.from_numpy(now.logprobs.astype(np.float64) - made.logprobs)[None]
-        weights = weighting.weights(log_ratio, torch.from_numpy(made.scored)[None])
-        done.append(replace(made, logprobs=now.logprobs, importance=weights[0].float().numpy()))
+    for rollout, now in zip(sampled, present, strict=True):
+        assert rollout.logprobs is not None and now.logprobs is not None
+        log_ratio = torch.from_numpy(now.logprobs.astype(np.float64) - rollout.logprobs)[None]
+        weights = weighting.weights(log_ratio, torch.from_numpy(rollout.scored)[None])
+        done.append(replace(rollout, logprobs=now.logprobs, importance=weights[0].float().numpy()))
     return done
 
 
 def log_ratios(sampled: Sequence[Rollout], present: Sequence[Rollout]) -> list[np.ndarray]:
     """Return log π − log μ of the agent's tokens of each rollout, float64 [n], nats."""
     parts = []
-    for made, now in zip(sampled, present, strict=True):
-        assert made.logprobs is not None and now.logprobs is not None
-        parts.append((now.logprobs.astype(np.float64) - made.logprobs)[made.scored])
+    for rollout, now in zip(sampled, present, strict=True):
+        assert rollout.logprobs is not None and now.logprobs is not None
+        parts.append((now.logprobs.astype(np.float64) - rollout.logprobs)[rollout.scored])
     return parts
 
 

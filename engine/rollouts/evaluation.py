@@ -59,13 +59,13 @@ def evaluate(
     processes. `first`: the number of `rows[0]` among all tasks, if they are evaluated in portions. The model must be in
     eval mode.
     """
-    mine = rows[process_index::num_processes]
+    local_rows = rows[process_index::num_processes]
     agent = runner.agent
     settings = getattr(agent, "settings", None)
     with settings(temperature=temperature) if settings is not None else contextlib.nullcontext():
         rollouts = (
             runner.run(
-                mine,
+                local_rows,
                 first=first + process_index,
                 every=num_processes,
                 seed=seed,
@@ -74,7 +74,7 @@ def evaluate(
                 num_rollouts=1,
                 policy_version=step,
             )
-            if mine
+            if local_rows
             else []
         )
     outcomes, rewards = [_right(r) for r in rollouts], [_reward(r) for r in rollouts]

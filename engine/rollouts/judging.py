@@ -70,8 +70,12 @@ class Judge:
 
         Raises RewardFunctionError.
         """
-        asked = [i for i, r in enumerate(rollouts) if (t := r.trajectory) is not None and t.steps and not t.failed]
-        completions = completions_of([rollouts[i] for i in asked], [rows[i] for i in asked], step, self.special_tokens)
+        judged_rows = [
+            i for i, r in enumerate(rollouts) if (t := r.trajectory) is not None and t.steps and not t.failed
+        ]
+        completions = completions_of(
+            [rollouts[i] for i in judged_rows], [rows[i] for i in judged_rows], step, self.special_tokens
+        )
         if (state := copy.copy(self.state())) is not None:
             state.global_step = step  # type: ignore[attr-defined] - rollouts may be made ahead
             completions = replace(completions, state=state)
@@ -80,21 +84,23 @@ class Judge:
             for name, value in scores.metrics.items():
                 self.logged.setdefault(name, []).append(value)
         first = self.functions.functions[0].name if self.functions.functions else ""
-        if self.success_score is None and any(given and given[0].value not in (None, 0, 1) for given in scores.by_row):
+        if self.success_score is None and any(
+            row_scores and row_scores[0].value not in (None, 0, 1) for row_scores in scores.by_row
+        ):
             self._graded.set()
         done = list(rollouts)
-        for place, i in enumerate(asked):
+        for place, i in enumerate(judged_rows):
             trajectory = rollouts[i].trajectory
             assert trajectory is not None
-            given = scores.by_row[place]
+            row_scores = scores.by_row[place]
             *before, last = trajectory.steps
             changed = replace(
                 trajectory,
-                steps=(*before, replace(last, scores=(*last.scores, *given))),
+                steps=(*before, replace(last, scores=(*last.scores, *row_scores))),
                 extra={**trajectory.extra, **{name: values[place] for name, values in scores.extra.items()}},
             )
-            if trajectory.correct is None and given:
-                value, least = given[0].value, 1.0 if self.success_score is None else self.success_score
+            if trajectory.correct is None and row_scores:
+                value, least = row_scores[0].value, 1.0 if self.success_score is None else self.success_score
                 correct = None if value is None or self._graded.is_set() else value >= least
                 changed = replace(changed, correct=correct, judged_by=first)
             done[i] = replace(rollouts[i], trajectory=changed)
@@ -108,17 +114,17 @@ def completions_of(
     names = dict.fromkeys(name for row in rows for name in _columns(row.task_data))
     columns = {name: [_columns(row.task_data).get(name) for row in rows] for name in names}
     prompts: list[Prompt] = []
-    said: list[Prompt] = []
+    completions: list[Prompt] = []
     for rollout, row in zip(rollouts, rows, strict=True):
         trajectory = rollout.trajectory
         assert trajectory is not None
         plain = bool(row.task_data.get("plain"))
         prompts.append(trajectory.prompt if plain else prompt_messages(trajectory))
         trajectory = _without(trajectory, special_tokens)
-        said.append(trajectory.steps[-1].text if plain else completion_messages(trajectory))
+        completions.append(trajectory.steps[-1].text if plain else completion_messages(trajectory))
     return Completions(
         prompts,
-        said,
+        completions,
         [r.token_ids[r.prompt_length :].tolist() for r in rollouts],
         columns,
         [

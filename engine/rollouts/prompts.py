@@ -43,16 +43,16 @@ def prompt_of(env: Any, task: Mapping[str, Any], policy: object) -> Prompt:
     return Prompt(env.reset(task)[1])
 
 
-def check_template(asked: Sequence[Message], prompt: Prompt, chat: ChatBridge, where: str) -> None:
+def check_template(messages: Sequence[Message], prompt: Prompt, chat: ChatBridge, where: str) -> None:
     """Raise DataError if the chat template drops a message of the prompt. asked: the messages of the data."""
     text = chat.prompt_text(prompt.messages, prompt.tools)
-    for message in asked:
+    for message in messages:
         content, role = text_of(message.get("content", "")).strip(), message.get("role")
         if role != "assistant" and content not in text:
-            cure = (
+            advice = (
                 "put it into data.prompt_template instead" if role == "system" else "name another model.chat_template"
             )
-            raise DataError(f"{where}: the model's chat template drops the {role}'s message; {cure}")
+            raise DataError(f"{where}: the model's chat template drops the {role}'s message; {advice}")
     for message in prompt.messages:
         if message.get("role") == "system" and text_of(message.get("content", "")).strip() not in text:
             raise DataError(
@@ -132,15 +132,15 @@ def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], ag
             prompt = prompt_of(env, row.task_data, agent)
         except Exception:  # a malformed task fails its own rollouts, which report it
             continue
-        begun = agent.chat.begun(prompt.messages, prompt.tools)
-        if isinstance(begun, VisionError):  # such as a broken file, which fails its own rollouts
-            refused[number] = begun
+        encoded = agent.chat.begun(prompt.messages, prompt.tools)
+        if isinstance(encoded, VisionError):  # such as a broken file, which fails its own rollouts
+            refused[number] = encoded
             continue
         begins = True
-        if len(begun.ids) + 1 >= limit:
-            seen = sum(image.tokens for image in begun.images)
+        if len(encoded.ids) + 1 >= limit:
+            seen = sum(image.tokens for image in encoded.images)
             raise DataError(
-                f"task {number}: its prompt has {len(begun.ids)} tokens, {seen} of them for {len(begun.images)} "
+                f"task {number}: its prompt has {len(encoded.ids)} tokens, {seen} of them for {len(encoded.images)} "
                 f"images; with its answer it may have {limit} (training.max_trajectory_tokens): raise that, or have "
                 "pictures scaled down with model.max_pixels"
             )

@@ -196,7 +196,7 @@ class RolloutRunner:
         for indices in groups.values():
             env = self.environment(rows[indices[0]])
             numbers = [first + i * every for i in indices]
-            given = {
+            arguments = {
                 "seed": None if seed is None else _seeds(type(env), [seed_of(seed, n) for n in numbers]),
                 "step": step,
                 "split": split,
@@ -205,17 +205,17 @@ class RolloutRunner:
             if self.watch is not None:
                 self.watch.begins(split, step, int(getattr(env, "max_turns", 0) or 0), total)
             trial = _Trial(self, env, [rows[i] for i in indices], numbers, rollouts, policy_version, step, on_group)
-            made = trial.run(given)
+            trial_rollouts = trial.run(arguments)
             if self.watch is not None:
-                self.watch.made(made)
-            done += made
-            ended += len(made)
+                self.watch.made(trial_rollouts)
+            done += trial_rollouts
+            ended += len(trial_rollouts)
             self._tell(ended, total)
         return in_batch_order(done)
 
-    def _tell(self, ended: int, total: int, of_trial: int = 0) -> None:
-        if self.watch is not None and of_trial:
-            self.watch.ended(of_trial)
+    def _tell(self, ended: int, total: int, in_trial: int = 0) -> None:
+        if self.watch is not None and in_trial:
+            self.watch.ended(in_trial)
         if self.on_progress is not None:
             self.on_progress(ended, total)
 
@@ -234,12 +234,12 @@ class _Trial:
     on_group: Callable[[list[Rollout]], None] | None
     _made: dict[int, list[Rollout]] = field(default_factory=dict)
 
-    def run(self, given: Mapping[str, object]) -> list[Rollout]:
+    def run(self, arguments: Mapping[str, object]) -> list[Rollout]:
         """Return the judged rollouts, in the order of the rows. given: optional keywords."""
         if self.on_group is not None:
-            given = {**given, "on_group": lambda place, result: self._take([place], result)}
+            arguments = {**arguments, "on_group": lambda place, result: self._take([place], result)}
         accepted = _accepted(type(self.env))
-        if "fresh" in given and "fresh" not in accepted:
+        if "fresh" in arguments and "fresh" not in accepted:
             raise TrialError(
                 f"{self.rows[0].env_class_path} has a run_trial of its own, which cannot branch "
                 "(training.advantages: tree)"
@@ -248,7 +248,7 @@ class _Trial:
             task_data_list=[row.task_data for row in self.rows],
             agent=self.runner.agent,
             num_rollouts=self.rollouts,
-            **{k: v for k, v in given.items() if k in accepted},
+            **{k: v for k, v in arguments.items() if k in accepted},
         )
         if not self._made:
             self._take(range(len(self.rows)), result)
@@ -262,15 +262,17 @@ class _Trial:
         """Convert, judge and keep the result of the rows at these indices."""
         rows = [self.rows[place] for place in places]
         try:
-            made = rollouts_from_trial(result, [self.numbers[p] for p in places], self.rollouts, self.policy_version)
+            rollouts = rollouts_from_trial(
+                result, [self.numbers[p] for p in places], self.rollouts, self.policy_version
+            )
         except TrialError as problem:
             raise TrialError(f"{rows[0].env_class_path}: {problem}") from problem
         if self.runner.judge is not None:
-            began = time.perf_counter()
-            made = self.runner.judge(made, [row for row in rows for _ in range(self.rollouts)], self.step)
-            self.runner.timings.environment += time.perf_counter() - began
-        for at, place in enumerate(places):
-            self._made[place] = made[at * self.rollouts : (at + 1) * self.rollouts]
+            started = time.perf_counter()
+            rollouts = self.runner.judge(rollouts, [row for row in rows for _ in range(self.rollouts)], self.step)
+            self.runner.timings.environment += time.perf_counter() - started
+        for number, place in enumerate(places):
+            self._made[place] = rollouts[number * self.rollouts : (number + 1) * self.rollouts]
             if self.on_group is not None:
                 self.on_group(self._made[place])
 

@@ -17,15 +17,17 @@ def fill_from_replay(groups: Sequence[Group], buffer: ReplayBuffer, step: int) -
     their KL to the reference, which replayed rollouts lack, holds the policy there.
     """
     replaced = [not g.signal and not g.solved for g in groups]
-    drawn = buffer.sample(sum(len(g.rollouts) for g, gone in zip(groups, replaced, strict=True) if gone), step)
+    drawn = buffer.sample(
+        sum(len(g.rollouts) for g, is_replaced in zip(groups, replaced, strict=True) if is_replaced), step
+    )
     drawn.reverse()
     batch: list[Rollout] = []
-    for group, gone in zip(groups, replaced, strict=True):
+    for group, is_replaced in zip(groups, replaced, strict=True):
         for rollout in group.rollouts:
             if group.signal:
                 batch.append(rollout)
             else:
-                batch.append(drawn.pop() if gone and drawn else rollout.without_gradient())
+                batch.append(drawn.pop() if is_replaced and drawn else rollout.without_gradient())
     buffer.add([r.for_loss() for r in rollouts_of([g for g in groups if g.signal])])
     return batch
 

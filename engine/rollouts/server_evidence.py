@@ -123,21 +123,21 @@ class ServerEvidence:
 
     def _test(self, prompts: Mapping[str, Sequence[Numbers]], server: str, name: str, sign: int) -> str:
         """Add the numbers of a step. Return the reason for suspicion, or an empty text."""
-        mine = self._some([p[name] for p in prompts[server]])
+        own = self._some([p[name] for p in prompts[server]])
         others = self._some([p[name] for s, found in prompts.items() if s != server for p in found])
         evidence = self._evidence[server, name, sign]
-        evidence.add(mine, others, log_e_value(p_value(sign * mine, sign * others, self._rng), len(mine), len(others)))
+        evidence.add(own, others, log_e_value(p_value(sign * own, sign * others, self._rng), len(own), len(others)))
         if evidence.log < -math.log(ALPHA):
             return ""
-        here, there = evidence.means
-        if name == "apart" and here > TIMES_APART * there and here - there > self.max_mismatch / 100:
-            return f"its log-probs differ from the trainer's by {here:.2g} nats a token, those of others by {there:.2g}"
-        if name == "bias" and abs(here - there) > self.max_mismatch / 4:
+        mean, usual = evidence.means
+        if name == "apart" and mean > TIMES_APART * usual and mean - usual > self.max_mismatch / 100:
+            return f"its log-probs differ from the trainer's by {mean:.2g} nats a token, those of others by {usual:.2g}"
+        if name == "bias" and abs(mean - usual) > self.max_mismatch / 4:
             return (
-                f"its log-probs are {here - there:+.2g} nats a token from the trainer's, compared with those of others"
+                f"its log-probs are {mean - usual:+.2g} nats a token from the trainer's, compared with those of others"
             )
-        if name == "length" and here < SHORTER * there:
-            return f"its first turns have {here:.0f} tokens in the mean, those of others {there:.0f}"
+        if name == "length" and mean < SHORTER * usual:
+            return f"its first turns have {mean:.0f} tokens in the mean, those of others {usual:.0f}"
         return ""
 
     def _some(self, values: Sequence[float]) -> np.ndarray:
@@ -151,48 +151,50 @@ def by_server(sampled: Sequence[Rollout], present: Sequence[Rollout], step: int)
         for turn in rollout.trajectory.steps if rollout.trajectory is not None else ():
             if turn.server:
                 turns[turn.server].append(step - rollout.policy_version)
-    apart = _tokens(list(zip(sampled, present, strict=True)))
-    return {server: (float(np.abs(d).mean()), float(np.mean(turns[server]))) for server, d in apart.items()}
+    differences = _tokens(list(zip(sampled, present, strict=True)))
+    return {server: (float(np.abs(d).mean()), float(np.mean(turns[server]))) for server, d in differences.items()}
 
 
 def _tokens(pairs: Sequence[tuple[Rollout, Rollout]]) -> dict[str, np.ndarray]:
     """Return, by server, log π − log μ of all the tokens that it wrote, float64 [n]."""
     found: dict[str, list[np.ndarray]] = defaultdict(list)
-    for made, now in pairs:
-        if made.trajectory is None or made.logprobs is None or now.logprobs is None:
+    for rollout, now in pairs:
+        if rollout.trajectory is None or rollout.logprobs is None or now.logprobs is None:
             continue
-        differences = now.logprobs.astype(np.float64) - made.logprobs
-        for number, turn in enumerate(made.trajectory.steps):
+        differences = now.logprobs.astype(np.float64) - rollout.logprobs
+        for number, turn in enumerate(rollout.trajectory.steps):
             if turn.server:
-                found[turn.server].append(differences[made.agent_mask & (made.turn_ids == number)])
-    return {server: every for server, each in found.items() if len(every := np.concatenate(each))}
+                found[turn.server].append(differences[rollout.agent_mask & (rollout.turn_ids == number)])
+    return {server: every for server, parts in found.items() if len(every := np.concatenate(parts))}
 
 
 def _prompts(pairs: Sequence[tuple[Rollout, Rollout]]) -> dict[str, list[Numbers]]:
     """Return, by server, the numbers of each prompt: means over the first turns that it wrote for the prompt."""
     turns: dict[tuple[str, int], list[np.ndarray]] = defaultdict(list)
-    for made, now in pairs:
-        server = made.trajectory.steps[0].server if made.trajectory is not None and made.trajectory.steps else ""
-        first = made.agent_mask & (made.turn_ids == 0)
-        if server and first.any() and made.logprobs is not None and now.logprobs is not None:
-            turns[server, made.group].append((now.logprobs.astype(np.float64) - made.logprobs)[first])
+    for rollout, now in pairs:
+        server = (
+            rollout.trajectory.steps[0].server if rollout.trajectory is not None and rollout.trajectory.steps else ""
+        )
+        first = rollout.agent_mask & (rollout.turn_ids == 0)
+        if server and first.any() and rollout.logprobs is not None and now.logprobs is not None:
+            turns[server, rollout.group].append((now.logprobs.astype(np.float64) - rollout.logprobs)[first])
     found: dict[str, list[Numbers]] = defaultdict(list)
-    for (server, _), each in turns.items():
-        every = np.concatenate(each)
+    for (server, _), parts in turns.items():
+        every = np.concatenate(parts)
         found[server].append(
-            {"apart": float(np.abs(every).mean()), "bias": float(every.mean()), "length": len(every) / len(each)}
+            {"apart": float(np.abs(every).mean()), "bias": float(every.mean()), "length": len(every) / len(parts)}
         )
     return found
 
 
-def p_value(mine: np.ndarray, others: np.ndarray, rng: np.random.Generator) -> float:
-    """Return P(a rank sum at least as large as that of `mine`), exact under exchangeability."""
-    every = np.concatenate([mine, others])
+def p_value(own: np.ndarray, others: np.ndarray, rng: np.random.Generator) -> float:
+    """Return P(a rank sum at least as large as that of `own`), exact under exchangeability."""
+    every = np.concatenate([own, others])
     order = np.lexsort((rng.random(len(every)), every))
     ranks = np.empty(len(every), np.int64)
     ranks[order] = np.arange(len(every))
-    above = int(ranks[: len(mine)].sum()) - len(mine) * (len(mine) - 1) // 2  # Mann and Whitney's U
-    ways = _ways(len(mine), len(others))
+    above = int(ranks[: len(own)].sum()) - len(own) * (len(own) - 1) // 2  # Mann and Whitney's U
+    ways = _ways(len(own), len(others))
     return sum(ways[above:]) / sum(ways)
 
 

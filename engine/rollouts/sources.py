@@ -171,11 +171,11 @@ class TaskMaker:
                     )
             if not _fields(self.template):
                 raise DataError(f"data.prompt_template names no column, so all prompts would be equal; {has}")
-        wanted = config.prompt or next((c for c in PROMPT_COLUMNS if c in self.columns), None)
-        if self.template is None and (wanted is None or wanted not in self.columns):
+        column = config.prompt or next((c for c in PROMPT_COLUMNS if c in self.columns), None)
+        if self.template is None and (column is None or column not in self.columns):
             missing = f"no column {config.prompt}" if config.prompt else "no column of prompts"
             raise DataError(f"{has}, and {missing}: {self._cure()}")
-        self.prompt = wanted or ""
+        self.prompt = column or ""
         self._kinds: dict[str, tuple[str, int]] = {}
         if config.answer is not None and config.answer not in self.columns:
             raise DataError(f"{has}, and no column {config.answer} for right answers: name it in data.answer")
@@ -403,11 +403,11 @@ def _parsed(text: str) -> Any:
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return an object with unique keys. Raises ValueError."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)} stands there twice")
-    return made
+    return mapping
 
 
 def _json_kind(value: Any) -> str:

@@ -78,9 +78,9 @@ def _ragged(tokens: TokenArrays, trajectory: Trajectory | None) -> dict[str, Any
     }
 
 
-def _unpadded(result: Mapping[str, object], rows: int, said: str) -> list[dict[str, Any]]:
+def _unpadded(result: Mapping[str, object], rows: int, reason: str) -> list[dict[str, Any]]:
     """Cut the padded arrays to the tokens that the attention mask covers."""
-    padded = _checked(result, rows, said)
+    padded = _checked(result, rows, reason)
     found = []
     for row in range(rows):
         valid = padded["padded_attn_mask"][row].astype(bool)
@@ -98,7 +98,7 @@ def _unpadded(result: Mapping[str, object], rows: int, said: str) -> list[dict[s
     return found
 
 
-def _checked(result: Mapping[str, object], rows: int, said: str) -> dict[str, np.ndarray]:
+def _checked(result: Mapping[str, object], rows: int, reason: str) -> dict[str, np.ndarray]:
     """Return the padded arrays [rows, T] of a trial, with the optional ones that are present."""
     arrays: dict[str, np.ndarray] = {}
     for key in (*REQUIRED, *OPTIONAL):
@@ -109,7 +109,7 @@ def _checked(result: Mapping[str, object], rows: int, said: str) -> dict[str, np
             continue
         array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
         if array.ndim != 2 or array.shape[0] != rows:
-            raise TrialError(f"run_trial: {key} has shape {list(array.shape)}; right would be [{rows}, T] ({said})")
+            raise TrialError(f"run_trial: {key} has shape {list(array.shape)}; right would be [{rows}, T] ({reason})")
         arrays[key] = array
     shapes = {a.shape for a in arrays.values()}
     if len(shapes) != 1:

@@ -27,13 +27,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.training", description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
-    given = parser.parse_args(arguments)
-    return run(given.run_dir, resume=given.resume)
+    args = parser.parse_args(arguments)
+    return run(args.run_dir, resume=args.resume)
 
 
 def run(run_dir: Path, *, resume: bool = False) -> int:
     """Run a training process from start to end (see `main`)."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     set_up_logging()
 
     from ..launch.outcome import alert_sender
@@ -47,10 +47,10 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
     rank = int(os.environ.get("RANK", "0"))
     main_process = rank == 0
     start, refused = Start(), None
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if main_process:  # before touching any file of the run, which another process may be training
             try:
-                held.enter_context(hold(run_dir, "training"))
+                stack.enter_context(hold(run_dir, "training"))
             except Locked as problem:
                 print(f"error: {problem}", file=sys.stderr)
                 return FAILED
@@ -66,13 +66,14 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
         control = ControlChannel(run_dir, sigterm=True)
 
         def work() -> bool | None:
-            elsewhere = not main_process and not (run_dir / DATABASE).exists()  # `check_one_folder` reports it to all
-            if refused is not None and not elsewhere:
+            # `check_one_folder` reports it to all.
+            other_folder = not main_process and not (run_dir / DATABASE).exists()
+            if refused is not None and not other_folder:
                 raise refused
             config = read_config(run_dir)
             with imports():
                 train = _training_of(config)
-            logging.getLogger(__name__).info("loaded in %.1f s", time.perf_counter() - began)
+            logging.getLogger(__name__).info("loaded in %.1f s", time.perf_counter() - started)
             return train(config, run_dir, writer, control, start)
 
         return run_recorded(writer, "training", work, step=start.step)

@@ -51,11 +51,11 @@ def run_branch(
     Raises errors whose message is one sentence.
     """
     spec = config.evaluation
-    at = spec.branch
+    source = spec.branch
     recorder = StepRecorder(writer, tokens=config.logging.record_tokens)
     recorder.event("phase", "loading the model and the data", name="loading", step=spec.step)
-    with RunReader(at.run) as reader:
-        record, tokens = reader.bodies.trajectory(at.rollout), reader.bodies.tokens(at.rollout)
+    with RunReader(source.run) as reader:
+        record, tokens = reader.bodies.trajectory(source.rollout), reader.bodies.tokens(source.rollout)
     with RunReader(run_dir) as reader:
         rows = reader.rollouts.page(limit=max(1, reader.rollouts.total()))
     torch.manual_seed(config.seed)
@@ -66,9 +66,9 @@ def run_branch(
     row = _task(record, load_rows(config.environment, record.split, config.seed, tokenizer, config.data), runner)
     recorder.vocabulary(tokenizer)
     turns = turns_of(record.trajectory, tokens, agent.chat)
-    before = turns[: at.step - 1]
-    if at.token is not None:
-        before = [*before, _begun(turns[at.step - 1], at.token, known=tokens is not None)]
+    before = turns[: source.step - 1]
+    if source.token is not None:
+        before = [*before, _begun(turns[source.step - 1], source.token, known=tokens is not None)]
     continuations = Continuations(
         recorder,
         runner,
@@ -82,8 +82,8 @@ def run_branch(
     )
     try:
         with acting(model), agent.settings(temperature=spec.temperature):
-            for side, recorded in (("before", before), ("after", turns[: at.step])):
-                continuations.sample(side, recorded, seed_of(config.seed, "branch", at.rollout, at.step, side))
+            for side, recorded in (("before", before), ("after", turns[: source.step])):
+                continuations.sample(side, recorded, seed_of(config.seed, "branch", source.rollout, source.step, side))
     except Stopped:
         return False
     return True
@@ -103,23 +103,23 @@ def _repeatable(config: RewardsConfig) -> RewardsConfig:
 
 def _task(record: TrajectoryRecord, rows: Sequence[Row], runner: RolloutRunner) -> Row:
     """Return the task of a recorded rollout. Raises EvaluationError."""
-    wanted = record.trajectory
+    original = record.trajectory
     found: list[Row] = []
     for row in rows:
         env = runner.environment(row)
         name = env_name(env) if isinstance(env, Env) else type(env).__name__
-        if task_id(name, row.task_data) == wanted.prompt_id and row.key not in {r.key for r in found}:
+        if task_id(name, row.task_data) == original.prompt_id and row.key not in {r.key for r in found}:
             found.append(row)
     if not found:
         raise EvaluationError(
-            f"the task of rollout {wanted.id} is not among the {len(rows)} {record.split} tasks that the run's "
+            f"the task of rollout {original.id} is not among the {len(rows)} {record.split} tasks that the run's "
             "environment and data give now, so it cannot be replayed"
         )
     for row in found[1:] and found:  # environments with other options phrase the same task differently
         env = runner.environment(row)
         if isinstance(env, MultiTurnEnv):
             messages, _ = env.opening(row.task_data, runner.agent)
-            if wanted.prompt == "\n\n".join(text_of(m.get("content", "")) for m in messages):
+            if original.prompt == "\n\n".join(text_of(m.get("content", "")) for m in messages):
                 return row
     return found[0]
 
@@ -172,7 +172,7 @@ class Continuations:
         """Repeat these turns in a new environment for each continuation, then let the policy continue."""
         agent, env = self.runner.agent, self.runner.environment(self.row)
         assert isinstance(agent, TransformersAgent)
-        whole = sum(not turn.unfinished for turn in recorded)
+        finished_turns = sum(not turn.unfinished for turn in recorded)
         sessions: list[ReplaySession] = []
 
         def open_session(*arguments: object) -> ReplaySession:
@@ -188,15 +188,17 @@ class Continuations:
             ended = trajectory.stop_reason != StopReason.MAX_TURNS or steps >= env.max_turns
             if steps and ended and type(env).finish is Env.finish:
                 tokens = sessions[-1].tokens(trajectory.rollout)
-                (made,) = rollouts_from_trial({"trajectories": [trajectory], "tokens": [tokens]}, [0], 1, self.step)
-                self.keep(side, whole, [replace(made, index=trajectory.rollout)])
+                (replayed,) = rollouts_from_trial({"trajectories": [trajectory], "tokens": [tokens]}, [0], 1, self.step)
+                self.keep(side, finished_turns, [replace(replayed, index=trajectory.rollout)])
 
         agent.sessions = open_session
         if isinstance(env, MultiTurnEnv):
             env.on_turn = turned
-        self.keep(side, whole, self.runner.run([self.row], seed=seed, step=self.step, policy_version=self.step))
+        self.keep(
+            side, finished_turns, self.runner.run([self.row], seed=seed, step=self.step, policy_version=self.step)
+        )
 
-    def keep(self, side: str, whole: int, rollouts: Sequence[Rollout]) -> None:
+    def keep(self, side: str, finished_turns: int, rollouts: Sequence[Rollout]) -> None:
         """Score and record the rollouts not yet recorded. whole: how many recorded turns they repeat."""
         new = [r for r in rollouts if (side, r.index + 1) not in self.done]
         if any(r.trajectory is None for r in new):
@@ -206,15 +208,15 @@ class Continuations:
         if self.judge is not None:
             new = self.judge(new, [self.row] * len(new), self.step)
         scored, _ = self.scorer.rewards(new, self.step)
-        self.recorder.trajectories(self.step, [self._marked(r, side, whole) for r in scored], "eval")
+        self.recorder.trajectories(self.step, [self._marked(r, side, finished_turns) for r in scored], "eval")
         self.recorder.writer.flush(timeout=60.0)
         self.done |= {(side, r.index + 1) for r in new}
         self.recorder.writer.progress("continuations", len(self.done), 2 * self.runner.num_rollouts)
 
-    def _marked(self, rollout: Rollout, side: str, whole: int) -> Rollout:
+    def _marked(self, rollout: Rollout, side: str, finished_turns: int) -> Rollout:
         trajectory = rollout.trajectory
         assert trajectory is not None
-        found = first_difference(self.original, trajectory, whole)
+        found = first_difference(self.original, trajectory, finished_turns)
         if found is not None and not self.told:
             turn, recorded, now = found
             where = f"the observation of turn {turn}" if turn else "the prompt"

@@ -80,21 +80,21 @@ def find_start(run_dir: Path) -> Start:
     with RunReader(run_dir) as record:
         recorded = record.metrics.last_step()
         evaluated = any(event.step == 0 for event in record.events(kinds=["eval"], limit=100_000))
-    why = "; ".join(f"{d.path.name} is damaged ({d.why})" for d in damaged)
+    damage = "; ".join(f"{d.path.name} is damaged ({d.why})" for d in damaged)
     if found is None:
         if damaged or recorded:
             kept = f"its {recorded} recorded steps stay as they are" if recorded else "there is nothing to go on with"
             raise CheckpointError(
-                f"run {run_dir.name} has no whole checkpoint{f': {why}' if why else ''}; {kept}. Start a new run with "
-                f"its configuration: grpo-tui train {run_dir / 'config.yaml'}"
+                f"run {run_dir.name} has no whole checkpoint{f': {damage}' if damage else ''}; {kept}. Start a new run "
+                f"with its configuration: grpo-tui train {run_dir / 'config.yaml'}"
             )
         return Start(record_from=0 if evaluated else -1)
     step, path = found
-    note = f"{why}; " if why else ""
+    note = f"{damage}; " if damage else ""
     note += f"going on from {path.name}"
-    made = max([recorded, *(int(d.path.name.removeprefix(PREFIX)) for d in damaged)])
-    if made > step:
-        note += f"; the {made - step} steps made after it are made again"
+    newest = max([recorded, *(int(d.path.name.removeprefix(PREFIX)) for d in damaged)])
+    if newest > step:
+        note += f"; the {newest - step} steps made after it are made again"
     elif recorded < step:
         note += f"; steps {recorded + 1} to {step} are missing in the record"
     return Start(step, path, step if step or evaluated else -1, tuple(damaged), note)
@@ -102,10 +102,10 @@ def find_start(run_dir: Path) -> Start:
 
 def set_aside(damaged: Sequence[Damaged]) -> None:
     """Rename damaged checkpoints so that nothing mistakes them for whole ones. Raises OSError."""
-    for each in damaged:
-        target = each.path.with_name(DAMAGED + each.path.name)
+    for checkpoint in damaged:
+        target = checkpoint.path.with_name(DAMAGED + checkpoint.path.name)
         shutil.rmtree(target, ignore_errors=True)
-        os.rename(each.path, target)
+        os.rename(checkpoint.path, target)
 
 
 def begin(folder: Path, step: int) -> Path:

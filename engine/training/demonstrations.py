@@ -90,7 +90,7 @@ def play_demonstrations(
     choose = choose or always("right")
     rng = random.Random(seed)
     found: list[Demonstration] = []
-    why = "it shows none"
+    reason = "it shows none"
     for start in range(0, len(tasks), BATCH):
         part = tasks[start : start + BATCH]
         try:
@@ -107,13 +107,13 @@ def play_demonstrations(
         trial = env.run_trial(part, agent, 1)
         for trajectory, tokens, shown in zip(trial["trajectories"], trial["tokens"], trial["images"], strict=True):
             if trajectory.error is not None:
-                why = trajectory.error
+                reason = trajectory.error
             elif max_tokens is not None and len(tokens) > max_tokens:
-                why = f"one has {len(tokens)} tokens, over the limit of {max_tokens}"
+                reason = f"one has {len(tokens)} tokens, over the limit of {max_tokens}"
             else:
                 found.append(Demonstration(tokens, trajectory, tuple(one.image for one in shown)))
     if not found:
-        raise DemonstrationError(f"{type(env).__name__} gave no demonstration that can be learned: {why}")
+        raise DemonstrationError(f"{type(env).__name__} gave no demonstration that can be learned: {reason}")
     return found
 
 
@@ -137,7 +137,7 @@ def read_conversations(
         lines = Path(path).expanduser().read_text(encoding="utf-8-sig").split("\n")  # splitlines splits at U+2028, too
     except (OSError, UnicodeDecodeError) as error:
         raise DemonstrationError(f"sft.data: {path} cannot be read: {error}") from error
-    found, why = [], ""
+    found, reason = [], ""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -146,12 +146,12 @@ def read_conversations(
             shown = _conversation(line, where, tokenizer, template_kwargs, vision)
         except VisionError as problem:
             logger.warning("%s is left out: %s", where, problem)
-            why = f"; line {number}: {problem}"
+            reason = f"; line {number}: {problem}"
             continue
         if max_tokens is None or len(shown.tokens) <= max_tokens:
             found.append(shown)
     if not found:
-        raise DemonstrationError(f"{path} holds no conversation of at most {max_tokens} tokens{why}")
+        raise DemonstrationError(f"{path} holds no conversation of at most {max_tokens} tokens{reason}")
     return found
 
 
@@ -167,17 +167,17 @@ def _conversation(
         row = json.loads(line)
         messages, tools = row["messages"], row.get("tools") or None
         roles = [m["role"] for m in messages]
-        given = [m["content"] for m in messages]
+        raw = [m["content"] for m in messages]
     except (ValueError, KeyError, TypeError) as error:
         right = 'each line must be {"messages": [{"role": "user", "content": "..."}, ...]}'
         raise DemonstrationError(f"{where}: {right}") from error
-    said = [_content(role, content, where) for role, content in zip(roles, given, strict=True)]
-    if vision is None and pictures_of([{"content": content} for content in said]):
+    contents = [_content(role, content, where) for role, content in zip(roles, raw, strict=True)]
+    if vision is None and pictures_of([{"content": content} for content in contents]):
         raise DemonstrationError(f"{where}: it shows a picture, and model.base takes no images")
     if "assistant" not in roles or roles[0] == "assistant":
         raise DemonstrationError(f"{where}: a conversation must begin with a user's message and have an assistant's")
     first = roles.index("assistant")
-    turns, answers = said[first::2], said[first + 1 :: 2]
+    turns, answers = contents[first::2], contents[first + 1 :: 2]
     if any((role == "assistant") != (i % 2 == 0) for i, role in enumerate(roles[first:])):
         raise DemonstrationError(f"{where}: after the opening, the assistant's turns and the answers must alternate")
     for place, role in enumerate(roles, 1):
@@ -186,7 +186,9 @@ def _conversation(
                 f"{where}: message {place} has the role {role!r}; the opening has the roles system and user, and what "
                 "answers the assistant has the role user, in which the observations of environments arrive"
             )
-    prompt = [Message(role=role, content=content) for role, content in zip(roles[:first], said[:first], strict=True)]
+    prompt = [
+        Message(role=role, content=content) for role, content in zip(roles[:first], contents[:first], strict=True)
+    ]
     agent = ScriptedAgent(
         [list(map(text_of, turns))],
         tokenizer,
@@ -205,11 +207,11 @@ def _conversation(
     return Demonstration(session.tokens(0), images=tuple(one.image for one in session.shown(0)))
 
 
-def _content(role: str, given: object, where: str) -> Content:
+def _content(role: str, value: object, where: str) -> Content:
     """Read the content of a message. Raises DemonstrationError."""
-    if not isinstance(given, str) and (role == "assistant" or not isinstance(given, list)):
+    if not isinstance(value, str) and (role == "assistant" or not isinstance(value, list)):
         raise DemonstrationError(f"{where}: every content must be text, or, if not the assistant's, a list of blocks")
     try:
-        return content_from(given, where)
+        return content_from(value, where)
     except ValueError as problem:
         raise DemonstrationError(str(problem)) from problem

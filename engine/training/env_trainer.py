@@ -86,8 +86,8 @@ class GRPOEnvTrainer(ResumableTrainer):
         if args.ddp_find_unused_parameters is None:
             # Every pass uses every adapter, so DDP need not search for unused ones. The exception is the adapters of a
             # vision tower, which idles when no row of a batch has an image.
-            seeing = VisionModel.of(base_of(model))
-            args.ddp_find_unused_parameters = seeing is not None and seeing.tower.trained
+            vision_model = VisionModel.of(base_of(model))
+            args.ddp_find_unused_parameters = vision_model is not None and vision_model.tower.trained
         self.rows = [parse_row(row, f"row {n}") for n, row in enumerate(cast(Iterable[Any], train_dataset), 1)]
         prompts = args.generation_batch_size // args.num_generations  # type: ignore[operator]
         samples = list(range(len(self.rows))) * -(-prompts // len(self.rows))  # TRL drops rows that fill no batch
@@ -111,8 +111,8 @@ class GRPOEnvTrainer(ResumableTrainer):
         self.loss = loss
         self.kl_estimator = kl_estimator
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
-        micro_batches_of = self.num_iterations * args.steps_per_generation  # type: ignore[operator]
-        self.updates_per_batch = max(micro_batches_of // args.gradient_accumulation_steps, 1)
+        num_micro_batches = self.num_iterations * args.steps_per_generation  # type: ignore[operator]
+        self.updates_per_batch = max(num_micro_batches // args.gradient_accumulation_steps, 1)
         self.phases = PhaseClock(self.accelerator.device)
         self.policy = self._prepared(self.model, packed)
         if reference is not None:
@@ -377,17 +377,17 @@ class GRPOEnvTrainer(ResumableTrainer):
                 )
             entropy = entropy if self._entropy_bonus_enabled else entropy.detach()
         else:
-            whole = logits_to_keep == input_ids.shape[1]
+            complete = logits_to_keep == input_ids.shape[1]
             logprobs, entropy, aux = super()._get_per_token_logps_and_entropies(
                 model,
                 input_ids,
                 attention_mask,
-                logits_to_keep - whole,
+                logits_to_keep - complete,
                 batch_size=batch_size,
                 compute_entropy=compute_entropy,
                 **kwargs,
             )
-            if whole:
+            if complete:
                 logprobs = nn.functional.pad(logprobs, (1, 0))
                 entropy = None if entropy is None else nn.functional.pad(entropy, (1, 0))
         if loss_pass is not None:
@@ -409,13 +409,13 @@ class GRPOEnvTrainer(ResumableTrainer):
             self.mismatch.on_policy(batch, logprobs, self.pipeline.options.servers.weighting)
 
     def _log_rollouts(self, mode: str) -> None:
-        made = self.rollouts.generated
+        generated = self.rollouts.generated
         if mode == "train":
-            self.state.num_input_tokens_seen += sum(map(len, made))
+            self.state.num_input_tokens_seen += sum(map(len, generated))
         self._metrics[mode]["num_tokens"] = [float(self.state.num_input_tokens_seen)]
-        for name, value in trl_seam.completion_metrics(made, self.num_generations).items():
+        for name, value in trl_seam.completion_metrics(generated, self.num_generations).items():
             self._metrics[mode][name].append(value)
-        for rollout in made:
+        for rollout in generated:
             trl_seam.completion_logs(rollout, self._logs)
 
     def _prepared(self, model: nn.Module, packed: bool) -> PreparedModel:

@@ -74,14 +74,14 @@ def run_eval(
     finished = finished_tasks(run_dir, spec.samples)
     done = len(finished) * spec.samples
     writer.status("running", step=spec.step, total_steps=spec.step)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if model is not None and not isinstance(agent, EndpointAgent):
-            held.enter_context(acting(model))
-            held.enter_context(agent.settings(temperature=spec.temperature))
+            stack.enter_context(acting(model))
+            stack.enter_context(agent.settings(temperature=spec.temperature))
         for portion in portions([task for task in range(len(rows)) if task not in finished], spec.samples):
             if control is not None and stop_asked(control, "an evaluation"):
                 return False
-            made = runner.run(
+            rollouts = runner.run(
                 [rows[task] for task in portion],
                 first=portion[0],
                 seed=config.seed,
@@ -89,11 +89,11 @@ def run_eval(
                 split="eval",
                 policy_version=spec.step,
             )
-            scored, _ = scorer.rewards([_numbered(r) for r in made], spec.step)
+            scored, _ = scorer.rewards([_numbered(r) for r in rollouts], spec.step)
             recorder.counted = not isinstance(agent, EndpointAgent) or agent.counted
             recorder.trajectories(spec.step, scored, "eval")
             writer.flush(timeout=60.0)
-            done += len(made)
+            done += len(rollouts)
     _record_result(run_dir, recorder)
     return True
 
@@ -108,11 +108,11 @@ def portions(tasks: Sequence[int], samples: int) -> Iterator[Sequence[int]]:
 
 def stop_asked(control: ControlChannel, subject: str) -> bool:
     """Answer requests to a process that can only be stopped. Return whether a request asks for a stop."""
-    asked = control.poll()
-    for request in asked:
+    requests = control.poll()
+    for request in requests:
         outcome = "stopping" if request.command == "stop" else f"{subject} can only be stopped"
         control.acknowledge(request, outcome)
-    return any(request.command == "stop" for request in asked)
+    return any(request.command == "stop" for request in requests)
 
 
 def _numbered(rollout: Rollout) -> Rollout:
@@ -128,15 +128,15 @@ def _record_result(run_dir: Path, recorder: StepRecorder) -> None:
     step, greedy = result.spec.step, result.spec.temperature == 0
     how, reward = "greedy" if greedy else "sampled", result.reward
     if (success := result.success) is not None:
-        told = {how: success.estimate}
+        facts = {how: success.estimate}
         text = f"success {success.estimate:.0%} ({success.low:.0%} to {success.high:.0%})"
         name = metric.SUCCESS_GREEDY if greedy else metric.SUCCESS_SAMPLED
         values = {name: success.estimate, metric.SUCCESS_LOW: success.low, metric.SUCCESS_HIGH: success.high}
     else:
-        told = {f"reward_{how}": reward.estimate}
+        facts = {f"reward_{how}": reward.estimate}
         text = f"reward {reward.estimate:.3f}"
         text += f" ({reward.low:.3f} to {reward.high:.3f})" if len(result.tasks) > 1 else ""
         values = {metric.REWARD_GREEDY if greedy else metric.REWARD_SAMPLED: reward.estimate}
     recorder.values(step, {**values, metric.REWARD_MEAN: reward.estimate})
     samples = f", {result.spec.samples} samples each" if result.spec.samples > 1 else ""
-    recorder.event("eval", f"{text} on {len(result.tasks)} tasks{samples}", step=step, split="eval", **told)
+    recorder.event("eval", f"{text} on {len(result.tasks)} tasks{samples}", step=step, split="eval", **facts)

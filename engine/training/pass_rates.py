@@ -44,8 +44,8 @@ def draw_by_difficulty(
         if (folder / DATABASE).is_file():
             outcomes = recorded_outcomes(folder)
         else:
-            asked = (_question_of(environments[row.key], row, trainer.agent) for row in rows)
-            outcomes = outcomes_of_dump(folder, dict(zip(ids, asked, strict=True)))
+            questions = (_question_of(environments[row.key], row, trainer.agent) for row in rows)
+            outcomes = outcomes_of_dump(folder, dict(zip(ids, questions, strict=True)))
         known = difficulty.begin(run, outcomes)
         recorder.event("phase", f"began with the pass rates of {run}, which has {known:.0%} of the prompts")
     trainer.pipeline.difficulty = difficulty
@@ -105,8 +105,8 @@ def _question_of(environment: Env, row: Row, agent: object) -> str:
 
 def question(messages: Sequence[Message]) -> str:
     """Return the text of the last user message, normalised by `_lines`."""
-    asked = [m for m in messages if m.get("role") == "user"] or list(messages)
-    return _lines(text_of(asked[-1].get("content", ""))) if asked else ""
+    of_user = [m for m in messages if m.get("role") == "user"] or list(messages)
+    return _lines(text_of(of_user[-1].get("content", ""))) if of_user else ""
 
 
 def _asked(prompt: str, by_last_line: Mapping[str, Sequence[tuple[str, str]]]) -> str | None:

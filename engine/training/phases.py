@@ -31,15 +31,15 @@ class PhaseClock:
         """Time the block under `phase`, minus the time counted under `without` meanwhile."""
         if self.on_begin is not None:
             self.on_begin(phase)
-        began, other = time.perf_counter(), self._seconds.get(without or "", 0.0)
+        started, other = time.perf_counter(), self._seconds.get(without or "", 0.0)
         try:
             yield
         finally:
             if self._device is not None and self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             ended = time.perf_counter()
-            self.spans.add(phase, began, ended)
-            spent = ended - began - (self._seconds.get(without or "", 0.0) - other)
+            self.spans.add(phase, started, ended)
+            spent = ended - started - (self._seconds.get(without or "", 0.0) - other)
             self._seconds[phase] += max(spent, 0.0)
 
     def add(self, phase: Phase, seconds: float) -> None:
@@ -64,5 +64,5 @@ class StepClock:
 
     def take(self) -> float:
         """Return the seconds since the step began, and reset the clock."""
-        began, self._began = self._began, None
-        return 0.0 if began is None else time.perf_counter() - began
+        started, self._began = self._began, None
+        return 0.0 if started is None else time.perf_counter() - started

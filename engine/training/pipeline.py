@@ -180,20 +180,20 @@ class RolloutPipeline:
 
         round_: numbers several collections of one step, each of which samples differently.
         """
-        mine = self.rollouts(request, round_)
+        local = self.rollouts(request, round_)
         measured: Metrics = {}
         if self.on_servers:
-            while (found := self._corrected(mine, request.step)) is None:
-                mine = self.rollouts(request, round_)
-            mine, measured = found
-        mine = self.complete(mine, request.reference)
-        everyone = self.processes.gather(mine)
+            while (found := self._corrected(local, request.step)) is None:
+                local = self.rollouts(request, round_)
+            local, measured = found
+        local = self.complete(local, request.reference)
+        gathered = self.processes.gather(local)
         if not self.processes.main:
             return [], {}
         if self.options.mask_truncated:
-            everyone = [replace(r, masked=r.trajectory is not None and r.trajectory.cut) for r in everyone]
+            gathered = [replace(r, masked=r.trajectory is not None and r.trajectory.cut) for r in gathered]
         with self.phases("reward"):
-            groups, metrics = self.scorer.score(in_batch_order(everyone), request.step)
+            groups, metrics = self.scorer.score(in_batch_order(gathered), request.step)
         return groups, {**metrics, **measured}
 
     def rollouts(self, request: StepRequest, round_: int = 0) -> list[Rollout]:
@@ -202,16 +202,16 @@ class RolloutPipeline:
         processes = self.processes
         seed = seed_of(self.seed, request.step, round_)
         if self.on_servers or (processes.number > 1 and (self.options.placement == "main" or len(rows) % size)):
-            everyone = processes.gather(rows)[::size]
+            all_rows = processes.gather(rows)[::size]
             ahead = round_ == 0 and not request.fresh
-            made = processes.on_main(
+            generated = processes.on_main(
                 lambda: (
-                    self._run(everyone, 0, seed, request.step)
+                    self._run(all_rows, 0, seed, request.step)
                     if self.servers is None
-                    else self._from_servers(self.servers, everyone, seed, request.step, ahead)
+                    else self._from_servers(self.servers, all_rows, seed, request.step, ahead)
                 )
             )
-            return processes.share(processes.broadcast(made or []), len(rows))
+            return processes.share(processes.broadcast(generated or []), len(rows))
         return self._run(rows[::size], processes.index * len(rows[::size]), seed, request.step)
 
     def _from_servers(
@@ -219,25 +219,25 @@ class RolloutPipeline:
     ) -> list[Rollout]:
         servers.begin(step)
         with self.phases("generate"):
-            made = servers.take(step) if ahead else None
-        if made is None:
+            rollouts = servers.take(step) if ahead else None
+        if rollouts is None:
             with servers.waiting():
-                made = self._run(rows, 0, seed, step)
+                rollouts = self._run(rows, 0, seed, step)
         for spans in (servers.spans, servers.agent.pool.spans):
             self.phases.spans.extend(spans.take())
-        return made
+        return rollouts
 
-    def _corrected(self, mine: Sequence[Rollout], step: int) -> tuple[list[Rollout], Metrics] | None:
+    def _corrected(self, local: Sequence[Rollout], step: int) -> tuple[list[Rollout], Metrics] | None:
         """Return this process's rollouts after `ServerRollouts.correct` on those of all processes."""
         with self.phases("logprobs"), inference(self.policy.model):
-            present = self.frozen.behaviour([replace(r, logprobs=None) for r in mine])
+            present = self.frozen.behaviour([replace(r, logprobs=None) for r in local])
         present = self.processes.gather(present)
-        sampled = self.processes.gather(list(mine))
+        sampled = self.processes.gather(list(local))
         servers = self.servers
         found = self.processes.broadcast(
             self.processes.on_main(lambda: None if servers is None else servers.correct(sampled, present, step))
         )
-        return None if found is None else (self.processes.share(found[0], len(mine)), found[1])
+        return None if found is None else (self.processes.share(found[0], len(local)), found[1])
 
     def complete(self, rollouts: Sequence[Rollout], reference: bool) -> list[Rollout]:
         """Add log-probs of the acting policy if the environment gave none, and reference log-probs and embeddings if
@@ -260,41 +260,43 @@ class RolloutPipeline:
         Returns the batch's groups and all that were made. Equal shares per process may make too many groups. The
         surplus is dropped, so that the batch does not depend on the number of processes.
         """
-        made = list(groups)
+        kept = list(groups)
         for round_ in range(1, self.options.dynamic_rounds + 1):
             missing = self.processes.broadcast(sum(not g.signal for g in groups))
             if missing == 0:
                 break
-            each = -(-missing // self.processes.number)
+            per_process = -(-missing // self.processes.number)
             drawn = np.random.default_rng([self.seed, request.step, round_])  # the same on every process
-            others: list[int] = drawn.integers(0, len(self.rows), (each * self.processes.number,)).tolist()
-            rows = [self.rows[i] for i in self.processes.share(others, each) for _ in range(self.scorer.group_size)]
+            others: list[int] = drawn.integers(0, len(self.rows), (per_process * self.processes.number,)).tolist()
+            rows = [
+                self.rows[i] for i in self.processes.share(others, per_process) for _ in range(self.scorer.group_size)
+            ]
             extra, _ = self.collect(replace(request, rows=rows), round_)
-            made += extra[:missing]
+            kept += extra[:missing]
             groups = replace_without_signal(groups, extra[:missing])
-        return groups, made
+        return groups, kept
 
     def _run(self, rows: Sequence[Row], first: int, seed: int, step: int) -> list[Rollout]:
         before = replace(self.runner.timings)
         before.spans.take()  # drop those of an evaluation
         with acting(self.policy.model):
-            made = self.runner.run(rows, first=first, seed=seed, step=step + 1, policy_version=step)
+            rollouts = self.runner.run(rows, first=first, seed=seed, step=step + 1, policy_version=step)
         spent = self.runner.timings
         self.phases.add("generate", spent.generate - before.generate)
         self.phases.add("environment", spent.environment - before.environment)
         self.phases.spans.extend(spent.spans.take())
-        return made
+        return rollouts
 
     def _shared(
-        self, batch: list[Rollout], made: list[Rollout], metrics: Metrics, request: StepRequest
+        self, batch: list[Rollout], generated: list[Rollout], metrics: Metrics, request: StepRequest
     ) -> StepRollouts:
         """Return the step's rollouts, with each process's slice of the batch."""
         replayed = [r for r in batch if r.replayed]
-        kl = self.processes.broadcast(kl_of_rollouts(made)) if request.reference else None
+        kl = self.processes.broadcast(kl_of_rollouts(generated)) if request.reference else None
         if self.processes.number > 1:
-            everyone = self.processes.broadcast([r.for_loss() for r in batch])
-            batch = self.processes.share(everyone, len(request.rows))
-        return StepRollouts(batch, made, replayed, metrics, kl)
+            gathered = self.processes.broadcast([r.for_loss() for r in batch])
+            batch = self.processes.share(gathered, len(request.rows))
+        return StepRollouts(batch, generated, replayed, metrics, kl)
 
 
 def kl_of_rollouts(rollouts: Sequence[Rollout]) -> float:

@@ -80,18 +80,18 @@ def _calls(text: str, names: Mapping[str, ToolSpec], either: str) -> list[ToolCa
         tool = names[head.group(1)]
         for end in (match.end() for match in re.finditer(r"\)", text)):  # the first bracket that closes the call
             try:
-                made = ast.parse(f"f({text[head.end() : end]}", mode="eval").body
+                parsed = ast.parse(f"f({text[head.end() : end]}", mode="eval").body
             except SyntaxError:
                 continue
             break
         else:
             raise ValueError(text)
-        assert isinstance(made, ast.Call)
-        if len(made.args) > len(tool.arguments):
+        assert isinstance(parsed, ast.Call)
+        if len(parsed.args) > len(tool.arguments):
             raise ValueError(text)
-        given = {argument.name: value for argument, value in zip(tool.arguments, made.args, strict=False)}
-        given |= {str(keyword.arg): keyword.value for keyword in made.keywords}
-        calls.append(ToolCall(tool.name, {k: ast.literal_eval(JSONNames().visit(v)) for k, v in given.items()}))
+        arguments = {argument.name: value for argument, value in zip(tool.arguments, parsed.args, strict=False)}
+        arguments |= {str(keyword.arg): keyword.value for keyword in parsed.keywords}
+        calls.append(ToolCall(tool.name, {k: ast.literal_eval(JSONNames().visit(v)) for k, v in arguments.items()}))
         text = text[end:]
     return calls
 
@@ -287,13 +287,13 @@ class PlayedRun:
     def _rollout_so_far(self, turn: int, observation: str | None) -> Rollout:
         tokens, so_far = self.person.session.tokens(0), self._so_far
         if so_far is None:  # an environment with its own `run_trial` shows only the tokens
-            said = self.person.chat.decode(tokens.token_ids[tokens.turn == -1].tolist())
+            prompt = self.person.chat.decode(tokens.token_ids[tokens.turn == -1].tolist())
             written = [tokens.token_ids[(tokens.turn == i) & tokens.agent_mask].tolist() for i in range(turn)]
             steps = [Step(i, self.person.chat.decode(ids)) for i, ids in enumerate(written)]
             if steps:
                 steps[-1] = replace(steps[-1], observation=observation or "")
             env = self.rows[self._task].env_class_path
-            so_far = Trajectory("", env, "", "", 0, said, tuple(steps), correct=None, agent=BY_HAND)
+            so_far = Trajectory("", env, "", "", 0, prompt, tuple(steps), correct=None, agent=BY_HAND)
         images = tuple(shown.image for shown in self.person.session.shown(0))
         return replace(_unfinished(tokens, so_far), images=images)
 

@@ -103,8 +103,8 @@ def first_prompt(config: RunConfig) -> str:
     prompt = prompt_of(make_env(row.env_class_path, row.env_config, tokenizer), row.task_data, policy)
     if chat is not None:
         return chat.prompt_text(prompt.messages, prompt.tools)
-    said = "\n".join(f"[{m.get('role')}]\n{m.get('content', '')}" for m in prompt.messages)
-    return f"({config.model.base} is not on this machine, so its chat template is not applied)\n{said}"
+    messages = "\n".join(f"[{m.get('role')}]\n{m.get('content', '')}" for m in prompt.messages)
+    return f"({config.model.base} is not on this machine, so its chat template is not applied)\n{messages}"
 
 
 def columns(config: RunConfig) -> str:
@@ -131,26 +131,26 @@ def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
     yield f"columns for reward functions: {', '.join(named) or 'none'}"
     form = "texts" if tasks and tasks[0]["plain"] else "lists of messages"
     yield f"reward functions get completions as {form} (data.completions)"
-    chat, prompt_of_task = _prompts(config) if tokens else (None, None)
+    chat, prompt_for = _prompts(config) if tokens else (None, None)
     for task in tasks[:rows]:
         yield ""
-        if chat is None or prompt_of_task is None:
+        if chat is None or prompt_for is None:
             yield f"row {task['row']}"
             yield from (f"  [{message['role']}] {message['content']}" for message in task["messages"])
         else:
-            prompt = prompt_of_task(task)
+            prompt = prompt_for(task)
             yield f"row {task['row']}, {len(chat.prompt(prompt.messages, prompt.tools))} tokens"
             yield from (f"  {line}" for line in chat.prompt_text(prompt.messages, prompt.tools).splitlines())
         for name, value in task["columns"].items():
             if value is not None and str(value) not in str(task["messages"]):
                 text = " ".join(str(value).split())
                 yield f"  {name} = {text if len(text) <= 100 else f'{text[:97]}...'}"
-    if chat is not None and prompt_of_task is not None:
+    if chat is not None and prompt_for is not None:
         yield ""
-        apart = config.data.eval_source or config.data.eval_split  # its own rows, also numbered from 1
+        eval_source = config.data.eval_source or config.data.eval_split  # its own rows, also numbered from 1
         named = [(str(task["row"]), task) for task in tasks]
-        named += [(f"{task['row']} of {apart}" if apart else str(task["row"]), task) for task in held_out]
-        prompts = [(row, prompt_of_task(task)) for row, task in named[:MOST_COUNTED]]
+        named += [(f"{task['row']} of {eval_source}" if eval_source else str(task["row"]), task) for task in held_out]
+        prompts = [(row, prompt_for(task)) for row, task in named[:MOST_COUNTED]]
         counted = [(row, len(chat.prompt(prompt.messages, prompt.tools))) for row, prompt in prompts]
         yield from _lengths(counted, len(tasks) + len(held_out) > MOST_COUNTED, config)
 
@@ -199,22 +199,22 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("what", choices=("code", "prompt", "columns", "rows"))
     parser.add_argument("rows", type=int, nargs="?", default=0)
     parser.add_argument("--tokens", action="store_true", help="count in tokens of the configured model")
-    given = parser.parse_args(arguments)
-    if given.what == "prompt":
+    args = parser.parse_args(arguments)
+    if args.what == "prompt":
         os.environ["HF_HUB_OFFLINE"] = "1"
     from ...configs.loading import load_config
     from ..launch.outcome import one_sentence
 
     try:
-        config = load_config(given.config)
-        if given.what == "code":
+        config = load_config(args.config)
+        if args.what == "code":
             check_code(config)
-        elif given.what == "prompt":
+        elif args.what == "prompt":
             print(first_prompt(config))
-        elif given.what == "columns":
+        elif args.what == "columns":
             print(columns(config))
         else:
-            for line in rows_of(config, given.rows, given.tokens):
+            for line in rows_of(config, args.rows, args.tokens):
                 print(line)
     except Exception as problem:  # user code, a model, a template or a hub may raise anything
         print(one_sentence(problem), file=sys.stderr)

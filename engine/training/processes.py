@@ -47,9 +47,9 @@ def take_sharding(environment: MutableMapping[str, str] = os.environ) -> bool:
     accelerate would shard the weights before the model is prepared for packed rows, and never on a CPU. `sharding` does
     it instead.
     """
-    asked = _is_set(environment, FSDP)
+    requested = _is_set(environment, FSDP)
     environment.pop(FSDP, None)
-    return asked
+    return requested
 
 
 def _is_set(environment: Mapping[str, str], name: str) -> bool:
@@ -81,18 +81,18 @@ class Processes:
 
         A GrpoTuiError on the main process is raised on every process, so that all of them can save the run together.
         """
-        made, failed = None, None
+        result, failed = None, None
         if self.main:
             try:
-                made = make()
+                result = make()
             except GrpoTuiError as error:
                 failed = error
-        said = self.broadcast(None if failed is None else str(failed))
+        message = self.broadcast(None if failed is None else str(failed))
         if failed is not None:
             raise failed
-        if said is not None:
-            raise MainProcessError(said)
-        return made
+        if message is not None:
+            raise MainProcessError(message)
+        return result
 
     def check_one_folder(self, folder: Path) -> None:
         """Refuse machines that do not share one run folder: each would hold only a part of every checkpoint.
@@ -102,12 +102,12 @@ class Processes:
         if self.number == 1:
             return
         mark = folder / self.broadcast(f".seen-by-all-{os.urandom(8).hex()}")
-        made = False
+        created = False
         if self.main:
             with contextlib.suppress(OSError):  # a full disk is reported when saving
                 mark.touch()
-                made = True
-        if not self.broadcast(made):
+                created = True
+        if not self.broadcast(created):
             return
         seen = self.gather([(socket.gethostname(), mark.exists())])
         if self.main:

@@ -175,9 +175,10 @@ class Resumable(Trainer):
         settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         with _naming(checkpoint):
             load_optimizer(optimizer, folder)
-            for group, own in zip(optimizer.param_groups, settings, strict=True):  # settings may have changed since
-                change = own["initial_lr"] / group["initial_lr"] if group["initial_lr"] else 1.0
-                group.update({**own, "lr": group["lr"] * change})
+            # Settings may have changed since.
+            for group, configured in zip(optimizer.param_groups, settings, strict=True):
+                change = configured["initial_lr"] / group["initial_lr"] if group["initial_lr"] else 1.0
+                group.update({**configured, "lr": group["lr"] * change})
             state = json.loads((folder / "scheduler.json").read_text())
             state["base_lrs"] = [group["initial_lr"] for group in optimizer.param_groups]
             state["_last_lr"] = [group["lr"] for group in optimizer.param_groups]

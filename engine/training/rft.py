@@ -102,8 +102,10 @@ def build_trainer(
     rows = load_rows(config.environment, "train", config.seed, tokenizer, config.data)
     eval_rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
     if config.data.source is not None and not holds_tasks(config.data.source):
-        made = RolloutRunner(agent, tokenizer, training.num_generations).environment
-        rows, eval_rows = (fitting(r, agent, made, training, config.data.long_prompts) for r in (rows, eval_rows))
+        environment_of = RolloutRunner(agent, tokenizer, training.num_generations).environment
+        rows, eval_rows = (
+            fitting(r, agent, environment_of, training, config.data.long_prompts) for r in (rows, eval_rows)
+        )
     base = base_of(model)
     most = None
     if config.model.gradient_checkpointing == "auto":
@@ -135,11 +137,11 @@ def build_trainer(
     trainer.runner.fresh = training.fresh
     diagnosis = Diagnosis(config.rewards.diagnosis)
     unread = unread_calls(rows, trainer.runner.environment, agent)
-    for name, told in (("native_calls", unread), ("other_template", foreign_template(config.model, tokenizer))):
-        if told:
-            recorder.event("alert", told, detector=name, severity="warning")
-            diagnosis.noted(told, 0, {"detector": name})
-            logger.warning(told)
+    for name, message in (("native_calls", unread), ("other_template", foreign_template(config.model, tokenizer))):
+        if message:
+            recorder.event("alert", message, detector=name, severity="warning")
+            diagnosis.noted(message, 0, {"detector": name})
+            logger.warning(message)
     check_images(rows, trainer.runner.environment, agent, training.max_trajectory_tokens)
     if judge is not None:
         trainer.runner.judge = replace(judge, state=lambda: trainer.state)
@@ -187,7 +189,7 @@ def _rollout_options(config: RunConfig, tokenizer: PreTrainedTokenizerBase, args
     )
 
 
-def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int, most: int | None = None) -> GRPOConfig:
+def grpo_config(config: RunConfig, run_dir: Path, world: int, num_rows: int, most: int | None = None) -> GRPOConfig:
     """Return TRL's arguments for a run. most: see `micro_batch`. Raises TrainingError if the processes cannot share the
     batch."""
     training = config.training
@@ -204,7 +206,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int,
         "training.trl",
         {"ddp_timeout": WAIT_S, **training.trl},
         **common_arguments(config, run_dir),
-        max_steps=steps_of(training, rows_of_data),
+        max_steps=steps_of(training, num_rows),
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=rows // world // micro,
         num_generations=training.num_generations,

@@ -144,19 +144,19 @@ def when_there_is_room(
     save: Callable[[], object], recorder: StepRecorder, control: ControlChannel | None, where: str
 ) -> bool:
     """Save the result, and retry while the disk refuses it. Returns False if asked to stop."""
-    told = False
+    reported = False
     while True:
         try:
             save()
             return True
         except (OSError, SafetensorError) as problem:
             logger.exception("saving to %s", where)
-            if not told:
+            if not reported:
                 recorder.event(
                     "record", f"{where} cannot be written ({problem}); the run waits and tries again until it can be"
                 )
                 recorder.writer.progress("waiting for room on the disk")
-                told = True
+                reported = True
         for _ in range(ROOM_SECONDS):
             time.sleep(1.0)
             if control is not None and any(request.command == "stop" for request in control.poll()):

@@ -83,9 +83,9 @@ class ServerRollouts:
             return None
         self._times[metric.TRAINER_IDLE] += taken.idle_s
         self._times[metric.ROLLOUTS_WAIT] += taken.wait_s
-        asked = time.perf_counter() - taken.idle_s
-        self.spans.add("idle", asked)
-        self.spans.add("queue", asked - taken.wait_s, asked)
+        requested = time.perf_counter() - taken.idle_s
+        self.spans.add("idle", requested)
+        self.spans.add("queue", requested - taken.wait_s, requested)
         if any(step - r.policy_version > self.options.max_staleness for r in taken.rollouts):
             self._times[metric.ROLLOUTS_DROPPED] += len(taken.rollouts)
             return None
@@ -94,12 +94,12 @@ class ServerRollouts:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Count the time in the block as waiting for servers."""
-        began = time.perf_counter()
+        started = time.perf_counter()
         try:
             yield
         finally:
-            self._times[metric.TRAINER_IDLE] += time.perf_counter() - began
-            self.spans.add("idle", began)
+            self._times[metric.TRAINER_IDLE] += time.perf_counter() - started
+            self.spans.add("idle", started)
 
     def correct(
         self, sampled: Sequence[Rollout], present: Sequence[Rollout], step: int
@@ -109,7 +109,7 @@ class ServerRollouts:
 
         sampled: from the environments. present: with log-probs of the current policy. Raises MismatchError.
         """
-        sampled = [now if made.logprobs is None else made for made, now in zip(sampled, present, strict=True)]
+        sampled = [now if rollout.logprobs is None else rollout for rollout, now in zip(sampled, present, strict=True)]
         for server, reason in self._evidence.add(sampled, present, step).items():
             if server in self._suspected:
                 continue
@@ -120,10 +120,10 @@ class ServerRollouts:
             self._times[metric.ROLLOUTS_DROPPED] += len(sampled)
             return None
         fresh = [i for i, r in enumerate(sampled) if r.policy_version == step]
-        apart = mismatch([sampled[i] for i in fresh], [present[i] for i in fresh])
-        if len(apart) and apart.mean() > self.options.max_mismatch:
+        gaps = mismatch([sampled[i] for i in fresh], [present[i] for i in fresh])
+        if len(gaps) and gaps.mean() > self.options.max_mismatch:
             raise MismatchError(
-                f"the log-probs of the servers differ from the trainer's by {apart.mean():.2g} nats a token in the "
+                f"the log-probs of the servers differ from the trainer's by {gaps.mean():.2g} nats a token in the "
                 f"mean, and rollouts.max_mismatch allows {self.options.max_mismatch:g}: serve the model in the "
                 "precision of model.compute, and ask `grpo-tui doctor --server URL` what it lacks"
             )

@@ -44,8 +44,11 @@ class ResumableSFTTrainer(Resumable, SFTTrainer):
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *more: Any, **options: Any) -> Any:
         """Encode the images inside the loss, because the vision tower may be trained."""
         images = inputs.pop("images", None)
-        if images is not None and (seeing := VisionModel.of(base_of(self.accelerator.unwrap_model(model)))) is not None:
-            inputs |= seeing.padded(inputs["input_ids"], images)
+        if (
+            images is not None
+            and (vision_model := VisionModel.of(base_of(self.accelerator.unwrap_model(model)))) is not None
+        ):
+            inputs |= vision_model.padded(inputs["input_ids"], images)
         return super().compute_loss(model, inputs, *more, **options)
 
 

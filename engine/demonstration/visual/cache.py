@@ -43,9 +43,9 @@ class ResultCache:
 
     def _computed(self, content: str, operation: str, arguments: Hashable, compute: Callable[[], T]) -> T:
         self.misses[operation] += 1
-        began = time.perf_counter()
+        started = time.perf_counter()
         value = compute()
-        self.seconds[operation] += time.perf_counter() - began
+        self.seconds[operation] += time.perf_counter() - started
         return value
 
 

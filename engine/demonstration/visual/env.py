@@ -172,9 +172,9 @@ class VisualEnv(MultiTurnEnv):
     def prefetch(self, tasks: Sequence[Mapping[str, object]]) -> None:
         """Run OCR for tasks about text. The recogniser releases the GIL while it works, and the other tools take only
         about a millisecond."""
-        wanted = [task for task in tasks if isinstance(task, Mapping) and task.get("question") == "text"]
-        if self.prefetches and wanted:
-            threading.Thread(target=self._read_ahead, args=(wanted,), name="read-ahead").start()
+        with_text = [task for task in tasks if isinstance(task, Mapping) and task.get("question") == "text"]
+        if self.prefetches and with_text:
+            threading.Thread(target=self._read_ahead, args=(with_text,), name="read-ahead").start()
 
     def _read_ahead(self, tasks: Sequence[Mapping[str, Any]]) -> None:
         with contextlib.suppress(Exception):  # the agent's own call will raise the same error

@@ -81,8 +81,8 @@ class GlanceEnv(MultiTurnEnv):
         (picture,) = self.images(task)
         if self.blank:
             picture = Picture("blank.png", lambda: np.full((SIDE, SIDE, 3), 128, np.uint8))
-        asked = ASKED[task["question"]].format(of=task.get("of", ""))
-        content = [ImageBlock(type="image", image=picture), TextBlock(type="text", text=asked)]
+        question = ASKED[task["question"]].format(of=task.get("of", ""))
+        content = [ImageBlock(type="image", image=picture), TextBlock(type="text", text=question)]
         return task, [Message(role="user", content=content)]
 
     def step(self, state: Mapping[str, object], call: ToolCall) -> StepResult:

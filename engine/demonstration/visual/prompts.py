@@ -46,20 +46,20 @@ def make_messages(
     shown: pictures to put before the text, for a vision policy (None: any other policy).
     """
     kind = "video" if frames > 1 else "image"
-    asked = str(task["question"])
-    if asked in TERSE and ("points" in task or "box" in task):
+    question = str(task["question"])
+    if question in TERSE and ("points" in task or "box" in task):
         join = " " if style == "terse" else ", "
         points = [join.join(str(int(v)) for v in p) for p in task.get("points", ())]
         box = join.join(str(int(v)) for v in task.get("box", ()))
-        asked = (TERSE if style == "terse" else FULL)[asked].format(*points, box=box)
+        question = (TERSE if style == "terse" else FULL)[question].format(*points, box=box)
     size = f"{width} x {height} pixels" + (f", {frames} frames" if frames > 1 else "")
     if style == "terse":
-        text = f"{kind} {width} {height}. {asked}"
+        text = f"{kind} {width} {height}. {question}"
     elif shown is None:
-        text = f"You cannot see the {kind} ({size}); use the tools on it.\n{asked}"
+        text = f"You cannot see the {kind} ({size}); use the tools on it.\n{question}"
     else:
         some = f" Of its frames you see {len(shown)}." if frames > len(shown) else ""
-        text = f"This is the {kind} ({size}).{some} Use the tools on it to be sure.\n{asked}"
+        text = f"This is the {kind} ({size}).{some} Use the tools on it to be sure.\n{question}"
     if shown is None:
         return [{"role": "user", "content": text}]
     blocks: list[Block] = [ImageBlock(type="image", image=picture) for picture in shown]

@@ -56,9 +56,9 @@ class Question:
 
     def to_task(self) -> dict[str, object]:
         task = {"question": self.kind, "answer": self.answer, "points": self.points, "box": self.box}
-        stated = {name: value for name, value in task.items() if value}
+        fields = {name: value for name, value in task.items() if value}
         # Convert through JSON, so that a row is the same before and after it was in a file.
-        return json.loads(json.dumps({**stated, "scene": self.scene.to_json()}))
+        return json.loads(json.dumps({**fields, "scene": self.scene.to_json()}))
 
 
 def make_question(

@@ -138,10 +138,10 @@ class SceneOptions:
     split: Literal["train", "eval"] = "train"
 
     def __post_init__(self) -> None:
-        for name, given, known in (("colours", self.colours, COLOURS), ("shapes", self.shapes, SHAPES)):
-            unknown = [g for g in given if g not in known]
-            if unknown or not given:
-                raise ValueError(f"{name} must be some of {', '.join(known)}, not {list(given)}")
+        for name, chosen, known in (("colours", self.colours, COLOURS), ("shapes", self.shapes, SHAPES)):
+            unknown = [g for g in chosen if g not in known]
+            if unknown or not chosen:
+                raise ValueError(f"{name} must be some of {', '.join(known)}, not {list(chosen)}")
         low, high = self.radii
         if not 6 <= low <= high <= 22:
             raise ValueError(f"radii must be two numbers between 6 and 22 pixels, not {list(self.radii)}")

@@ -90,14 +90,14 @@ class VisionModel:
         if not images:
             return TokenPositions(np.zeros((3, 0), np.int64), 0)
         # Positions after the last image are counted on from there, so rows with the same beginning share the result.
-        begun = np.ascontiguousarray(token_ids[: int(np.flatnonzero(token_ids == self.image_id)[-1]) + 1], np.int64)
+        prefix = np.ascontiguousarray(token_ids[: int(np.flatnonzero(token_ids == self.image_id)[-1]) + 1], np.int64)
         # So do pictures of the same size: the model needs their grids, not their pixels.
         grids = {k: torch.cat([i.inputs[k] for i in images]) for k in images[0].inputs if k in self._placing}
-        key = (begun.tobytes(), *(grid.numpy().tobytes() for grid in grids.values()))
+        key = (prefix.tobytes(), *(grid.numpy().tobytes() for grid in grids.values()))
         if key not in self._positions:
             if len(self._positions) >= KNOWN_POSITIONS:
                 self._positions.clear()
-            self._positions[key] = self._ask_positions(begun, grids)
+            self._positions[key] = self._ask_positions(prefix, grids)
         return self._positions[key]
 
     def _ask_positions(self, token_ids: np.ndarray, grids: Mapping[str, Tensor]) -> TokenPositions:

@@ -119,8 +119,8 @@ class VisionProcessor:
                 "images: such a sign stands in a message's own words, or the chat template drops images"
             )
         images = tuple(map(self.image, pictures))
-        whole = parts[0] + "".join(image.text + part for image, part in zip(images, parts[1:], strict=True))
-        return self.agreed(self.tokenizer.encode(whole, add_special_tokens=False), images)
+        with_images = parts[0] + "".join(image.text + part for image, part in zip(images, parts[1:], strict=True))
+        return self.agreed(self.tokenizer.encode(with_images, add_special_tokens=False), images)
 
     def agreed(self, ids: Sequence[int], images: Sequence[ModelImage]) -> Encoded:
         """Return tokens and their images. Raises VisionError if the image tokens do not match the images."""
@@ -143,20 +143,20 @@ class VisionProcessor:
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]
-        made = self._make(key, pixels, picture.name)
-        self._known[key] = made
-        self._bytes += made.nbytes
+        image = self._make(key, pixels, picture.name)
+        self._known[key] = image
+        self._bytes += image.nbytes
         while self._bytes > CACHED_BYTES and len(self._known) > 1:
             self._bytes -= self._known.popitem(last=False)[1].nbytes
-        return made
+        return image
 
     def _make(self, key: str, pixels: np.ndarray, name: str) -> ModelImage:
         shown = scaled_down(Image.fromarray(pixels), self.max_pixels)
         process: Any = self.processor
         known = self._stands.get(shown.size)
-        asked = {} if known is not None else {"text": [self.sign], "return_text_replacement_offsets": True}
+        options = {} if known is not None else {"text": [self.sign], "return_text_replacement_offsets": True}
         try:
-            out = process(images=[shown], return_tensors="pt", **asked)
+            out = process(images=[shown], return_tensors="pt", **options)
         except Exception as error:  # processors raise various errors for unsupported sizes
             raise VisionError(
                 f"the picture {name} ({shown.width} x {shown.height} pixels) cannot be shown: {error}"

@@ -76,9 +76,9 @@ class VisionTower:
             missing = [image for key, image in by_key.items() if key not in found]
             if missing:
                 with torch.inference_mode(False), torch.no_grad():  # a loss may read them as well
-                    made = self._encode(missing)
-                found |= made
-                self._keep(made)
+                    encoded = self._encode(missing)
+                found |= encoded
+                self._keep(encoded)
         else:
             found = self._encode(list(by_key.values()))
         rows = [found[image.key] for image in images]
@@ -97,11 +97,11 @@ class VisionTower:
         for image in images:
             together.setdefault(tuple((k, tuple(v.shape[1:])) for k, v in image.inputs.items()), []).append(image)
         found: dict[str, Features] = {}
-        for group in (part for alike in together.values() for part in _parts(alike)):
-            made = self._call(group)
-            if made is None:  # the tower does not separate them, so encode one at a time
-                made = [one for image in group for one in self._call([image], whole=True) or ()]
-            for image, features in zip(group, made, strict=True):
+        for group in (part for images_of_size in together.values() for part in _parts(images_of_size)):
+            encoded = self._call(group)
+            if encoded is None:  # the tower does not separate them, so encode one at a time
+                encoded = [one for image in group for one in self._call([image], whole=True) or ()]
+            for image, features in zip(group, encoded, strict=True):
                 if len(features.pooled) != image.tokens:
                     raise VisionError(
                         f"an image of {image.size[0]} x {image.size[1]} pixels has {image.tokens} image tokens and "
@@ -130,8 +130,8 @@ class VisionTower:
     def _parameters(self) -> Iterator[Tensor]:
         return (p for module in self._apart for p in module.parameters())
 
-    def _keep(self, made: dict[str, Features]) -> None:
-        for key, features in made.items():
+    def _keep(self, encoded: dict[str, Features]) -> None:
+        for key, features in encoded.items():
             self._kept[key] = features
             self._bytes += features.nbytes
         while self._bytes > CACHED_BYTES and len(self._kept) > 1:

@@ -197,7 +197,7 @@ def score(values: Sequence[Sequence[float]], weights: Sequence[float], settings:
 
 
 def _groups(values: Sequence[float], n: int) -> list[Sequence[float]]:
-    return [values[at : at + n] for at in range(0, len(values), n)]
+    return [values[start : start + n] for start in range(0, len(values), n)]
 
 
 def _normal(group: Sequence[float]) -> list[float]:

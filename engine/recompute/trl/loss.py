@@ -101,8 +101,8 @@ def expected(
             by_ratio.append(w * (term.factor * term.by_ratio + settings.beta * term.kl_by_ratio) * term.ratio)
             direct.append(w * (term.factor * term.by_logp + settings.beta * term.kl_by_logp))
         if settings.by_sequence:
-            each, n = math.fsum(by_ratio), max(row.count, 1.0)
-            by_ratio = [each * mask / n for mask in row.mask]
+            mean, n = math.fsum(by_ratio), max(row.count, 1.0)
+            by_ratio = [mean * mask / n for mask in row.mask]
         gradients.append([a + b for a, b in zip(by_ratio, direct, strict=True)])
     near = [[any(t.near for t in own)] * len(own) if settings.by_sequence else [t.near for t in own] for own in terms]
     if settings.entropy_coef:
@@ -174,8 +174,8 @@ def _add_kl(term: Term, difference: float, settings: Settings) -> None:
 def _phi(row: LossRow, log_ratios: Sequence[float], settings: Settings) -> float:
     """Return the VESPO weight of a sequence."""
     lowest = math.log(1e-8)
-    whole = math.fsum(min(max(r, -20.0), 20.0) * m for r, m in zip(log_ratios, row.mask, strict=True))
-    log_w = min(max(whole, lowest), 20.0)
+    log_ratio = math.fsum(min(max(r, -20.0), 20.0) * m for r, m in zip(log_ratios, row.mask, strict=True))
+    log_w = min(max(log_ratio, lowest), 20.0)
     up = row.advantage >= 0
     k = settings.vespo_k_pos if up else settings.vespo_k_neg
     rate = max(settings.vespo_lambda_pos if up else settings.vespo_lambda_neg, 1e-4)
@@ -205,10 +205,10 @@ def _threshold(rows: Sequence[LossRow], share: float) -> float:
     values = sorted(e for row in rows for e, m in zip(row.entropies or (), row.mask, strict=False) if m)
     if not values:
         return math.inf
-    at = share * (len(values) - 1)
-    below = int(at)
+    rank = share * (len(values) - 1)
+    below = int(rank)
     above = min(below + 1, len(values) - 1)
-    return values[below] + (at - below) * (values[above] - values[below])
+    return values[below] + (rank - below) * (values[above] - values[below])
 
 
 def _averages(rows: Sequence[LossRow], settings: Settings, accumulated: int, items: float | None) -> list[float]:
@@ -217,15 +217,15 @@ def _averages(rows: Sequence[LossRow], settings: Settings, accumulated: int, ite
     if kind in ("grpo", "sapo"):
         return [1 / max(row.count, 1.0) / len(rows) / accumulated for row in rows]
     if kind == "bnpo":
-        each = 1 / max(sum(row.count for row in rows), 1.0) / accumulated
+        weight = 1 / max(sum(row.count for row in rows), 1.0) / accumulated
     elif kind == "dr_grpo":
-        each = 1 / (len(rows) * settings.max_completion_length) / accumulated
+        weight = 1 / (len(rows) * settings.max_completion_length) / accumulated
     elif kind == "luspo":
-        each = 1 / len(rows) / accumulated
+        weight = 1 / len(rows) / accumulated
     else:
         window = accumulated / settings.steps_per_generation
-        each = 1 / (max(items or 0.0, 1.0) / settings.processes * window)
-    return [each] * len(rows)
+        weight = 1 / (max(items or 0.0, 1.0) / settings.processes * window)
+    return [weight] * len(rows)
 
 
 def _entropy(rows: Sequence[LossRow], terms: Sequence[Sequence[Term]], settings: Settings) -> float:
@@ -281,6 +281,6 @@ def _share(row: LossRow, terms: Sequence[Term], which: str, settings: Settings) 
 
 def _mean(rows: Sequence[LossRow], shares: Sequence[tuple[float, float]], settings: Settings) -> tuple[float, float]:
     weights = [1.0 if settings.by_sequence else row.count for row in rows]
-    whole = max(sum(weights), 1.0)
-    low, high = (math.fsum(s[side] * w for s, w in zip(shares, weights, strict=True)) / whole for side in (0, 1))
+    total = max(sum(weights), 1.0)
+    low, high = (math.fsum(s[side] * w for s, w in zip(shares, weights, strict=True)) / total for side in (0, 1))
     return low, high

@@ -149,11 +149,11 @@ def _not_checked(settings: Settings) -> Iterator[tuple[str, str]]:
 
 def rows_of(block: Block) -> Iterator[LossRow]:
     """Yield the rows of a micro-batch."""
-    at = 0
+    offset = 0
     for facts in block.data["rows"]:
-        end = at + facts["tokens"]
-        part: Mapping[str, object] = {name: values[at:end] for name, values in block.arrays.items()}
-        at = end
+        end = offset + facts["tokens"]
+        part: Mapping[str, object] = {name: values[offset:end] for name, values in block.arrays.items()}
+        offset = end
         yield LossRow(
             id=facts["id"],
             advantage=facts["advantage"],

@@ -66,19 +66,19 @@ class HeldOutEvaluation(RunCallback):
             return
         self.evaluated_at = step
         self.recorder.event("phase", "evaluating", step=step, name="evaluating")
-        began = time.perf_counter()
+        started = time.perf_counter()
         accelerator = self.trainer.accelerator
         self.progress.acting = Phase.EVALUATION
         processes, agent = Processes(accelerator), self.runner.agent
 
         def measured(**sharing: Any) -> list[EvaluationOutcome]:
-            made = []
+            results = []
             with acting(accelerator.unwrap_model(self.trainer.model)):
                 for temperature, held_out in ((0.0, "greedy"), (1.0, "temperature 1")):
                     self.progress.held_out = f"held-out tasks, {held_out}"
                     settings = {"temperature": temperature, "seed": self.seed, "step": step, **sharing}
-                    made.append(evaluate(self.runner, self.rows, **settings))
-            return made
+                    results.append(evaluate(self.runner, self.rows, **settings))
+            return results
 
         with whole(self.trainer.model):
             if isinstance(agent, RemoteAgent):  # servers write for the main process
@@ -88,20 +88,20 @@ class HeldOutEvaluation(RunCallback):
         self.progress.acting = Phase.ROLLOUTS
         if accelerator.is_main_process and found:
             greedy, sampled = found
-            self._record(step, greedy, sampled, time.perf_counter() - began)
+            self._record(step, greedy, sampled, time.perf_counter() - started)
 
     def _record(self, step: int, greedy: EvaluationOutcome, sampled: EvaluationOutcome, seconds: float) -> None:
         graded = greedy.graded or sampled.graded
         if graded:
             measured = {metric.REWARD_GREEDY: greedy.reward, metric.REWARD_SAMPLED: sampled.reward}
-            told = {"reward_greedy": greedy.reward, "reward_sampled": sampled.reward}
-            said = f"held-out reward {greedy.reward:.2f} greedy, {sampled.reward:.2f}"
+            values = {"reward_greedy": greedy.reward, "reward_sampled": sampled.reward}
+            summary = f"held-out reward {greedy.reward:.2f} greedy, {sampled.reward:.2f}"
         else:
-            told = {"greedy": greedy.success, "sampled": sampled.success}
+            values = {"greedy": greedy.success, "sampled": sampled.success}
             first, second = (rate_interval([float(bool(o)) for o in e.outcomes]) for e in (greedy, sampled))
             rates = [f"{i.estimate:.0%} ({i.low:.0%} to {i.high:.0%})" for i in (first, second)]
-            said = f"held-out success {rates[0]} greedy, {rates[1]}"
-            told |= {"greedy_interval": [first.low, first.high], "sampled_interval": [second.low, second.high]}
+            summary = f"held-out success {rates[0]} greedy, {rates[1]}"
+            values |= {"greedy_interval": [first.low, first.high], "sampled_interval": [second.low, second.high]}
             measured = {metric.SUCCESS_GREEDY: greedy.success, metric.SUCCESS_SAMPLED: sampled.success}
             measured |= {metric.SUCCESS_LOW: first.low, metric.SUCCESS_HIGH: first.high}
         judge = self.runner.judge
@@ -110,8 +110,8 @@ class HeldOutEvaluation(RunCallback):
         self.recorder.trajectories(step, greedy.rollouts, "eval")
         for observer in self.observers:
             observer(step, greedy.rollouts, None if graded else sampled.success)
-        tasks = f"{said} at temperature 1 ({greedy.n} tasks)"
-        self.recorder.event("eval", tasks, step=step, split="eval", n=greedy.n, **told)
+        tasks = f"{summary} at temperature 1 ({greedy.n} tasks)"
+        self.recorder.event("eval", tasks, step=step, split="eval", n=greedy.n, **values)
         if graded and not self._told_graded:
             self._told_graded = True
             self.recorder.event("note", GRADED, step=step, detector="graded_reward", severity="hint")

@@ -68,7 +68,7 @@ class Findings(RunCallback):
 
     def _summaries(self, rollouts: Sequence[Rollout], loss: Mapping[str, LossTerms]) -> list[RolloutSummary]:
         scorer = self.trainer.pipeline.scorer
-        apart = SHAPED if scorer.method.shaping_apart else ()
+        shaped = SHAPED if scorer.method.shaping_apart else ()
         compared = not scorer.method.on_last_token and scorer.distillation is None
         firsts = {r.trajectory.group: r.key for r in reversed(rollouts) if r.trajectory is not None}
         return [
@@ -76,7 +76,7 @@ class Findings(RunCallback):
                 r.trajectory,
                 r.breakdown,
                 r.agent_tokens,
-                apart,
+                shaped,
                 advantage=r.advantage if compared and r.advantages is not None else None,
                 surprise=None
                 if r.logprobs is None

@@ -99,8 +99,8 @@ class GRPORecording(StepRecording[GRPOEnvTrainer]):
     def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Values:
         """Record the step with the beta that it used."""
         trainer = self.trainer
-        made, judge = trainer.rollouts, trainer.runner.judge
-        measured = {**trainer.mismatch.metrics(), **made.metrics}
+        rollouts, judge = trainer.rollouts, trainer.runner.judge
+        measured = {**trainer.mismatch.metrics(), **rollouts.metrics}
         measured |= judge.take_metrics() if isinstance(judge, Judge) else {}
         measured |= {**trainer.phases.take(), metric.BETA: trainer.beta, **times}
         self._timeline(step, times.get(metric.STEP_SECONDS, 0.0))
@@ -112,14 +112,16 @@ class GRPORecording(StepRecording[GRPOEnvTrainer]):
         moved = self._movement.measure(logs.get("learning_rate", 0.0), logs.get("grad_norm", 0.0))
         if moved is not None:
             measured[metric.MOVEMENT] = moved
-        return self.recorder.step(step, logs, measured, made.generated, made.replayed, trainer.loss_terms.latest)
+        return self.recorder.step(
+            step, logs, measured, rollouts.generated, rollouts.replayed, trainer.loss_terms.latest
+        )
 
     def _timeline(self, step: int, seconds: float) -> None:
         """Record the timeline of the step that ends now, after this many seconds."""
         now, epoch = time.perf_counter(), time.time() - time.perf_counter()
         spans = {**self.trainer.phases.spans.take(), "step": [(now - seconds, now)]}
-        made = {name: [(began + epoch, ended + epoch) for began, ended in some] for name, some in spans.items()}
-        self.recorder.guard("timeline", lambda: self.recorder.writer.timeline(step, made))
+        timeline = {name: [(start + epoch, ended + epoch) for start, ended in some] for name, some in spans.items()}
+        self.recorder.guard("timeline", lambda: self.recorder.writer.timeline(step, timeline))
 
 
 class SFTRecording(StepRecording[Resumable]):

@@ -91,5 +91,5 @@ class RunRequests(RunCallback):
     def _acknowledge(self, request: RunRequest, outcome: str, step: int) -> None:
         if self.channel is not None:
             self.channel.acknowledge(request, outcome)
-        told = f"{request.command}: {outcome}"
-        self.recorder.event("control", told, step=step, command=request.command, outcome=outcome)
+        message = f"{request.command}: {outcome}"
+        self.recorder.event("control", message, step=step, command=request.command, outcome=outcome)

@@ -91,10 +91,10 @@ class _Template:
         return np.array([x0 + column + _vertex(cost[row, :], column), y0 + row + _vertex(cost[:, column], row)])
 
 
-def _vertex(values: np.ndarray, at: int | np.intp) -> float:
-    """Fit a parabola to the minimum at `at` and its neighbours. Returns the offset of its vertex, in -0.5..0.5."""
-    if at == 0 or at == len(values) - 1:
+def _vertex(values: np.ndarray, minimum: int | np.intp) -> float:
+    """Fit a parabola to the index `minimum` and its neighbours. Returns the offset of its vertex, in -0.5..0.5."""
+    if minimum == 0 or minimum == len(values) - 1:
         return 0.0
-    before, here, after = (float(values[at + k]) for k in (-1, 0, 1))
-    curve = before - 2 * here + after
+    before, middle, after = (float(values[minimum + k]) for k in (-1, 0, 1))
+    curve = before - 2 * middle + after
     return 0.0 if curve <= 0 else max(-0.5, min(0.5, (before - after) / (2 * curve)))
