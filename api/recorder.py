@@ -139,26 +139,26 @@ class Recorder:
         Raises TypeError for a step or a value that should be a number and is not.
         """
         step = step_of(step)
-        given = [checked(rollout) for rollout in rollouts]
+        checked_rollouts = [checked(rollout) for rollout in rollouts]
         if threading.current_thread() is self._thread:  # from work given to `later`
-            self._store(step, given)
+            self._store(step, checked_rollouts)
         else:
-            self.later(lambda: self._store(step, given), len(given))
+            self.later(lambda: self._store(step, checked_rollouts), len(checked_rollouts))
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Record metrics of a step. The dashboard shows the names in docs/recording.md; every name can be charted.
 
         Raises TypeError for a step that is not a whole number.
         """
-        at = step_of(step)
+        at_step = step_of(step)
         self._own_means = self._own_means or metric.REWARD_MEAN in values
-        self._at(at)
-        self._guarded(lambda: self._writer.metrics(at, values))
+        self._at(at_step)
+        self._guarded(lambda: self._writer.metrics(at_step, values))
 
     def event(self, kind: EventKind, message: str, *, step: int | None = None, **data: object) -> None:
         """Record an event (`alert`, `note`, `eval`, `checkpoint`, …) with a one-sentence message."""
-        at = self._step if step is None else step_of(step)
-        self._guarded(lambda: self._writer.event(kind, message, step=at, **data))
+        at_step = self._step if step is None else step_of(step)
+        self._guarded(lambda: self._writer.event(kind, message, step=at_step, **data))
 
     def vocabulary(self, tokens: Sequence[str], *, byte_level: bool = False) -> None:
         """Record the text of each token id, so that a viewer needs no tokenizer."""
@@ -240,14 +240,14 @@ class Recorder:
             made.append(record if tokens is None else replace(record, tokens=tokens))
         return made
 
-    def _store(self, step: int, given: Sequence[RolloutLike]) -> None:
+    def _store(self, step: int, rollouts: Sequence[RolloutLike]) -> None:
         self._at(step)
         if step != self._mean_of:
             self._write_mean()
             self._mean_of = step
-        for first in range(0, len(given), AT_ONCE):
+        for first in range(0, len(rollouts), AT_ONCE):
             records: list[TrajectoryRecord] = []
-            for rollout in given[first : first + AT_ONCE]:
+            for rollout in rollouts[first : first + AT_ONCE]:
                 try:
                     records += self.records(step, [rollout])
                 except Exception as error:
@@ -294,15 +294,15 @@ class Recorder:
         self._lost(rows, f"{type(error).__name__}: {error}")
         log.debug("recording failed", exc_info=error)
 
-    def _lost(self, rows: int, why: str) -> None:
+    def _lost(self, rows: int, reason: str) -> None:
         self._unread += rows
         if rows and not self._reason:
-            self._reason = self.no_rollouts = why
+            self._reason = self.no_rollouts = reason
         if not self._warned:
             self._warned = True
-            log.warning("grpo-tui: not all of this run is recorded: %s; training continues", why)
+            log.warning("grpo-tui: not all of this run is recorded: %s; training continues", reason)
             if rows:
-                self.event("record", f"not all of this run is recorded: {why}")
+                self.event("record", f"not all of this run is recorded: {reason}")
 
     def _write_facts(self, name: str, environment: str, model: str, config: Mapping[str, object] | None) -> None:
         try:

@@ -193,8 +193,8 @@ class Attached:
             tokenizer = getattr(processing, "tokenizer", processing)
             recorder.later(lambda: recorder.vocabulary(_texts(tokenizer)))
             where = f"{recorder.run_dir}; look with: grpo-tui inspect {quote(recorder.run_dir.name)}"
-            why = f" ({self._problem})" if self._problem else ""
-            print(f"grpo-tui records {SOURCES[self.source]}{why}, in {where}")
+            note = f" ({self._problem})" if self._problem else ""
+            print(f"grpo-tui records {SOURCES[self.source]}{note}, in {where}")
         return recorder
 
     def _open(self, step: int) -> Recorder:
@@ -228,8 +228,8 @@ class Attached:
         return list(names) if names else [getattr(f, "__name__", type(f).__name__) for f in self.trainer.reward_funcs]
 
     def weights(self) -> dict[str, float]:
-        given = [float(w) for w in self.trainer.reward_weights]
-        return dict(zip(self.names(), given, strict=True))
+        weights = [float(w) for w in self.trainer.reward_weights]
+        return dict(zip(self.names(), weights, strict=True))
 
     def recorded(self, rollouts: int) -> None:
         self._recorded += rollouts
@@ -241,7 +241,7 @@ class Attached:
             if tap is not None:
                 tap.begin_generation()
             batch = generate(inputs)
-            begun = time.perf_counter()
+            started = time.perf_counter()
             if self.source == "generation":
                 try:
                     rows = self._batch(len(inputs), batch)
@@ -249,7 +249,7 @@ class Attached:
                         tap.generated(rows.step, rows.ids(), batch)
                 except Exception as error:
                     self.failed(error, len(inputs))
-            self.seconds += time.perf_counter() - begun
+            self.seconds += time.perf_counter() - started
             return batch
 
         return generate_and_record
@@ -279,10 +279,10 @@ class Attached:
     def _record(self, total: int, first: int, size: int, tensors: Mapping[str, Any], step: int, split: str) -> Rows:
         logs = self.trainer._logs
         last = slice(max(0, len(logs["prompt"]) - total), None)
-        mine = slice(first, first + size)
+        local = slice(first, first + size)
 
         def own(values: Sequence[object]) -> list[Any]:
-            return list(values)[last][mine]
+            return list(values)[last][local]
 
         args = self.trainer.args
         evaluated = getattr(args, "num_generations_eval", None)  # since TRL 0.27

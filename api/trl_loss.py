@@ -178,12 +178,12 @@ class LossTap:
         return {name: float(values[-1]) for name, values in lists.items() if len(values) > before.get(name, 0)}
 
     def _guarded(self, work: Callable[[], object]) -> None:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             work()
         except Exception as error:
             self.attached.recorder.failed(error)
-        self.attached.seconds += time.perf_counter() - begun
+        self.attached.seconds += time.perf_counter() - started
 
     def _write(self, block: Block) -> None:
         if self._log is not None:

@@ -72,9 +72,9 @@ class Rows:
         )
 
 
-def _value(given: Any) -> float | None:
+def _value(number: Any) -> float | None:
     """Return the value of a reward function. TRL writes NaN where the function returned None (no value)."""
-    return None if given is None or math.isnan(given) else float(given)
+    return None if number is None or math.isnan(number) else float(number)
 
 
 def _tokens(tensors: Mapping[str, Any], i: int) -> Any:
@@ -138,9 +138,9 @@ class RewardCalls:
 
     def wrap(self, functions: list[Any]) -> None:
         """Replace plain functions with wrappers. Reward models stay."""
-        for at, (name, function) in enumerate(zip(self.names, functions, strict=True)):
+        for index, (name, function) in enumerate(zip(self.names, functions, strict=True)):
             if is_function(function):
-                functions[at] = self._wrapped(name, function)
+                functions[index] = self._wrapped(name, function)
 
     def flush(self) -> None:
         batch, values = self._batch, self._values
@@ -170,14 +170,14 @@ class RewardCalls:
 
         return asked
 
-    def _take(self, name: str, asked: Mapping[str, object], values: Any) -> None:
+    def _take(self, name: str, arguments: Mapping[str, object], values: Any) -> None:
         if self.attached.source != "rewards":  # another source has taken over
             return
         try:
-            if asked.get("completions") is not self._batch.get("completions"):
+            if arguments.get("completions") is not self._batch.get("completions"):
                 self.flush()
                 self._position = self.attached.position()
-                self._batch = {k: asked[k] for k in ("prompts", "completions")}
+                self._batch = {k: arguments[k] for k in ("prompts", "completions")}
             self._values[name] = [None if v is None else float(v) for v in values]
         except Exception as error:
             self.attached.failed(error)
@@ -186,17 +186,17 @@ class RewardCalls:
         self, batch: Mapping[str, Any], values: Mapping[str, list[float | None]], step: int, split: str
     ) -> list[Rollout]:
         made = []
-        whole = len(values) == len(self.names)  # if a reward model's value is missing, the total is unknown
-        for i, (asked, said) in enumerate(zip(batch["prompts"], batch["completions"], strict=True)):
+        complete = len(values) == len(self.names)  # if a reward model's value is missing, the total is unknown
+        for i, (prompt, answer) in enumerate(zip(batch["prompts"], batch["completions"], strict=True)):
             scores = {name: Score(column[i], self.weights.get(name)) for name, column in values.items()}
             known = [s.value * s.weight for s in scores.values() if s.value is not None and s.weight is not None]
             made.append(
                 Rollout(
-                    prompt=conversation(asked),
-                    completion=completion(said),
+                    prompt=conversation(prompt),
+                    completion=completion(answer),
                     step=step,
                     split=split,
-                    reward=sum(known) if whole and known else None,
+                    reward=sum(known) if complete and known else None,
                     components=scores,
                 )
             )

@@ -51,19 +51,24 @@ class Recorded:
         write = super()._dump_generations  # type: ignore[misc]
         if (recorder := self._recorder) is not None:
             try:
-                given = inspect.signature(write).bind(*args, **kwargs).arguments
-                step, rows = int(getattr(self, "global_steps", 0)), _rows(given)
-                split = "eval" if given["dump_path"] == _setting(self, "validation_data_dir") else "train"
+                arguments = inspect.signature(write).bind(*args, **kwargs).arguments
+                step, rows = int(getattr(self, "global_steps", 0)), _rows(arguments)
+                split = "eval" if arguments["dump_path"] == _setting(self, "validation_data_dir") else "train"
                 recorder.rollouts(step, [_rollout(row, step, split) for row in rows])
             except Exception as error:
                 recorder.failed(error, rows=1)
         return write(*args, **kwargs)
 
 
-def _rows(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _rows(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rollouts in the arguments of verl's `_dump_generations`."""
-    columns = {"input": given["inputs"], "output": given["outputs"], "gts": given["gts"], "score": given["scores"]}
-    columns |= {k: v for k, v in given["reward_extra_infos_dict"].items() if len(v) == len(given["inputs"])}
+    columns = {
+        "input": arguments["inputs"],
+        "output": arguments["outputs"],
+        "gts": arguments["gts"],
+        "score": arguments["scores"],
+    }
+    columns |= {k: v for k, v in arguments["reward_extra_infos_dict"].items() if len(v) == len(arguments["inputs"])}
     return [dict(zip(columns, row, strict=True)) for row in zip(*map(list, columns.values()), strict=True)]
 
 
@@ -148,16 +153,16 @@ def compute_score(
     columns = {**(extra_info or {}), "answer": ground_truth, "data_source": data_source}  # GSM8K also has an `answer`
     judges = _functions(tuple(functions), None if weights is None else tuple(weights))
     judges.check_columns(columns)
-    asked = Completions(
+    completions = Completions(
         prompts=[str(columns.get("question", ""))],
         completions=[solution_str],
         completion_ids=[[]],
         columns={name: [value] for name, value in columns.items()},
         rows=[f"row {columns.get('index', '?')} of {data_source}"],
     )
-    (given,) = judges.score(asked).by_row
-    found: dict[str, float | str] = {"score": sum(s.weight * (s.value or 0.0) for s in given)}
-    for score in given:
+    (scores,) = judges.score(completions).by_row
+    found: dict[str, float | str] = {"score": sum(s.weight * (s.value or 0.0) for s in scores)}
+    for score in scores:
         found |= {score.name: score.value or 0.0, f"{score.name}_why": score.why}
     return found
 

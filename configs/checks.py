@@ -37,17 +37,17 @@ def _rows(config: RunConfig) -> Iterator[Problem]:
     """Check the micro-batch: TRL silently drops the remainder of a batch that it does not divide."""
     t, sft = config.training, config.sft
     rows = t.prompts_per_step * t.num_generations
-    said = f"rows of a step ({t.prompts_per_step} prompts × {t.num_generations} generations)"
-    for key, size, whole, what in (
-        ("training", t.micro_batch_size, rows, said),
+    of_step = f"rows of a step ({t.prompts_per_step} prompts × {t.num_generations} generations)"
+    for key, size, total, what in (
+        ("training", t.micro_batch_size, rows, of_step),
         ("sft", sft.micro_batch_size, sft.batch_size, "conversations of a step (sft.batch_size)"),
     ):
-        if size is not None and whole % size:
-            divisors = [d for d in range(1, whole + 1) if whole % d == 0]
+        if size is not None and total % size:
+            divisors = [d for d in range(1, total + 1) if total % d == 0]
             nearest = min(divisors, key=lambda d, size=size: abs(math.log(d / size)))
             yield Problem(
                 f"{key}.micro_batch_size",
-                f"{size} does not divide the {whole} {what}",
+                f"{size} does not divide the {total} {what}",
                 f"nearest that does: {nearest}; or null for as many as fit",
             )
     if t.fresh is not None and t.fresh > t.num_generations:
@@ -254,14 +254,14 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
         yield Problem("rollouts.servers", "a server is named twice", "each once")
     if config.model.lora is None:
         yield Problem("model.lora", "null trains all weights, but servers get adapters only", "r, alpha, …")
-    for key, whole in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
+    for key, neutral in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
         value = getattr(t, key)
-        if value != whole and config.mode == "rft":
+        if value != neutral and config.mode == "rft":
             yield Problem(
                 f"training.{key}",
                 f"{value}, but servers would report log-probs of the tokens that are left, and the policy is trained "
                 "on all of them",
-                f"{whole:g} with rollouts.engine: vllm",
+                f"{neutral:g} with rollouts.engine: vllm",
             )
 
 
@@ -315,13 +315,13 @@ def _output(config: RunConfig) -> Iterator[Problem]:
         yield Problem(key, f"{named!r} names no folder for the adapters", "a folder such as saved_models/mine")
         return
     folder = os.path.abspath(os.path.expanduser(named))
-    there = folder if os.path.isfile(folder) else os.path.dirname(folder)
-    while not os.path.lexists(there) and os.path.dirname(there) != there:
-        there = os.path.dirname(there)
-    if not os.path.isdir(there):
-        yield Problem(key, f"{there} is a file, and the adapters need a folder", "a folder, which is made")
-    elif there != os.getcwd() and not os.access(there, os.W_OK):  # here, runs are made: who makes one hears of it
-        yield Problem(key, f"nothing can be written in {there}", "a folder of yours, which is made")
+    parent = folder if os.path.isfile(folder) else os.path.dirname(folder)
+    while not os.path.lexists(parent) and os.path.dirname(parent) != parent:
+        parent = os.path.dirname(parent)
+    if not os.path.isdir(parent):
+        yield Problem(key, f"{parent} is a file, and the adapters need a folder", "a folder, which is made")
+    elif parent != os.getcwd() and not os.access(parent, os.W_OK):  # here, runs are made: who makes one hears of it
+        yield Problem(key, f"nothing can be written in {parent}", "a folder of yours, which is made")
 
 
 def is_path(source: str) -> bool:

@@ -83,21 +83,21 @@ def _problem(error: Mapping[str, object], path: Path, schema: type[BaseModel], s
     if kind == "value_error":
         return Problem(key, str(error["msg"]).removeprefix("Value error, "), "", place)
     field = field_at(schema, path)
-    given = _shown(error.get("input"))
+    shown = _shown(error.get("input"))
     if kind == "missing":
         return Problem(key, "this key is missing", f"give {describe(field)}" if field else "", place)
     if field is None:  # inside a free dictionary or a list
-        return Problem(key, f"{given}: {str(error['msg'])[:1].lower()}{str(error['msg'])[1:]}", "", place)
+        return Problem(key, f"{shown}: {str(error['msg'])[:1].lower()}{str(error['msg'])[1:]}", "", place)
     if section_of(field.annotation) is not None and not isinstance(error.get("input"), Mapping):
         names = ", ".join(section_of(field.annotation).model_fields)  # type: ignore[union-attr]
-        return Problem(key, f"{given} is not a section", f"write its keys indented below it: {names}", place)
+        return Problem(key, f"{shown} is not a section", f"write its keys indented below it: {names}", place)
     right = f"must be {describe(field)}"
     near = difflib.get_close_matches(str(error.get("input")), _choices(field.annotation), n=1)
     if near:
         right += f" (nearest: {near[0]})"
     if not field.is_required() and not callable(field.default_factory):
         right += f"; default: {_shown(field.default)}"
-    return Problem(key, f"{given} is not allowed", right, place)
+    return Problem(key, f"{shown} is not allowed", right, place)
 
 
 def _choices(annotation: object) -> list[str]:
@@ -112,22 +112,22 @@ def _nearest_key(path: Path, schema: type[BaseModel]) -> str:
     wrong, parent = str(path[-1]), path[:-1]
     parent_field = field_at(schema, parent)
     section = section_of(parent_field.annotation) if parent_field else schema
-    beside = list(section.model_fields) if section else []
+    siblings = list(section.model_fields) if section else []
     if wrong.lower() in ELSEWHERE:
         return f"here it is called {ELSEWHERE[wrong.lower()]}"
     if wrong in PASSED and section is not None and "trl" in section.model_fields:
         return f"write it as {'.'.join(map(str, parent))}.trl.{wrong}, which TRL gets"
-    near = difflib.get_close_matches(wrong, beside, n=1, cutoff=0.7)
+    near = difflib.get_close_matches(wrong, siblings, n=1, cutoff=0.7)
     if near:
         return "nearest valid key: " + ".".join(str(p) for p in (*parent, near[0]))
     everywhere: dict[str, list[str]] = {}
     for known, _ in walk(schema):
         everywhere.setdefault(known[-1], []).append(".".join(known))
-    elsewhere = difflib.get_close_matches(wrong, list(everywhere), n=1, cutoff=0.7)
-    if elsewhere:
-        return "nearest valid key: " + " or ".join(everywhere[elsewhere[0]])
+    matches = difflib.get_close_matches(wrong, list(everywhere), n=1, cutoff=0.7)
+    if matches:
+        return "nearest valid key: " + " or ".join(everywhere[matches[0]])
     where = f"`{'.'.join(str(p) for p in parent)}`" if parent else "the top level"
-    return f"keys of {where}: {', '.join(beside)}"
+    return f"keys of {where}: {', '.join(siblings)}"
 
 
 def _shown(value: object) -> str:

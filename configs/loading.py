@@ -66,8 +66,8 @@ def set_value(source: Source, parts: tuple[str, ...], value: object, place: str)
     for i, part in enumerate(parts[:-1], start=1):
         child = node.setdefault(part, {})
         if not isinstance(child, dict):
-            at = source.place(parts[:i])
-            message = f"`{'.'.join(parts[:i])}` holds {child!r} (from {at}), so nothing can be set inside it"
+            origin = source.place(parts[:i])
+            message = f"`{'.'.join(parts[:i])}` holds {child!r} (from {origin}), so nothing can be set inside it"
             return Problem(".".join(parts), message, f"set `{'.'.join(parts[:i])}` itself", place)
         source.places.setdefault(parts[:i], place)
         node = child

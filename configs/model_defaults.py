@@ -105,32 +105,32 @@ def lengths(setting: Setting) -> Iterator[Choice]:
     """Yield token limits within the model's context, and the batch that goes with them."""
     found = LENGTHS[setting.device != "cpu", setting.thinks]
     where = "on a CPU" if setting.device == "cpu" else "on a GPU"
-    why = f"a model that {'thinks before it answers' if setting.thinks else 'answers at once'}, {where}"
+    reason = f"a model that {'thinks before it answers' if setting.thinks else 'answers at once'}, {where}"
     turn, trajectory = found.turn, found.trajectory
     if (context := setting.facts.context) is not None and context - turn < trajectory:
         # Rows that are padded to one width reach beyond their own end by up to a turn.
         turn = min(turn, max(1, context // 3))
         trajectory = min(trajectory, max(1, context - turn))
-        why += f", with a context of {context:,} tokens"
-    yield Choice("training.max_turn_tokens", turn, why)
-    yield Choice("training.max_trajectory_tokens", trajectory, why)
-    yield Choice("online.max_turn_tokens", min(found.turn, max(1, trajectory // 2)), why)
-    yield Choice("online.max_trajectory_tokens", trajectory, why)
+        reason += f", with a context of {context:,} tokens"
+    yield Choice("training.max_turn_tokens", turn, reason)
+    yield Choice("training.max_trajectory_tokens", trajectory, reason)
+    yield Choice("online.max_turn_tokens", min(found.turn, max(1, trajectory // 2)), reason)
+    yield Choice("online.max_trajectory_tokens", trajectory, reason)
     yield Choice("training.prompts_per_step", found.prompts, where)
     yield Choice("environment.eval_tasks", found.eval_tasks, where)
 
 
 def precision(setting: Setting) -> Iterator[Choice]:
     """Yield the number formats of weights, training and sampling. `engine/policy/precision.py` has the reasons."""
-    computed, why = half_precision(setting.device)
+    computed, cause = half_precision(setting.device)
     if setting.serves and setting.device == "cpu":
-        computed, why = "float32", "answers equal those of transformers, and token by token a CPU is as fast"
+        computed, cause = "float32", "answers equal those of transformers, and token by token a CPU is as fast"
     elif setting.facts.parameters is not None and setting.facts.parameters < SMALL_MODEL:
-        computed, why = "float32", f"{setting.size} are as fast in float32"
-    kept, reason = (computed, why) if setting.lora else ("float32", "updates of all weights are too small for less")
+        computed, cause = "float32", f"{setting.size} are as fast in float32"
+    kept, reason = (computed, cause) if setting.lora else ("float32", "updates of all weights are too small for less")
     yield Choice("model.weights", kept, reason)
-    yield Choice("model.compute", computed, why)
-    yield Choice("model.sampling", computed, why)
+    yield Choice("model.compute", computed, cause)
+    yield Choice("model.sampling", computed, cause)
 
 
 def table(setting: Setting) -> Iterator[Choice]:
@@ -145,18 +145,18 @@ def table(setting: Setting) -> Iterator[Choice]:
     yield Choice("training.max_steps", None, f"one pass over the data, {SHORTEST_RUN} to {LONGEST_RUN} steps")
 
 
-def chosen(given: Mapping[str, object]) -> list[Choice]:
-    """Return the choices for all keys that `given`, plain data of a configuration, leaves open."""
-    model = _section(given, "model")
+def chosen(settings: Mapping[str, object]) -> list[Choice]:
+    """Return the choices for all keys that `settings`, plain data of a configuration, leaves open."""
+    model = _section(settings, "model")
     base = model.get("base", BUILTIN_MODEL)
     if not isinstance(base, str):
         return []
     if base.startswith(BUILTIN):
-        return [choice for choice in _tiny() if not _is_set(given, choice.key)]
-    if all(_is_set(given, key) for key in KEYS):
+        return [choice for choice in _tiny() if not _is_set(settings, choice.key)]
+    if all(_is_set(settings, key) for key in KEYS):
         return []
-    setting = replace(setting_of(model), serves=given.get("mode") == "online")
-    return [choice for choice in table(setting) if not _is_set(given, choice.key)]
+    setting = replace(setting_of(model), serves=settings.get("mode") == "online")
+    return [choice for choice in table(setting) if not _is_set(settings, choice.key)]
 
 
 def setting_of(model: Mapping[str, object]) -> Setting:
@@ -164,9 +164,9 @@ def setting_of(model: Mapping[str, object]) -> Setting:
     revision = model.get("revision")
     facts = facts_of(str(model.get("base")), revision if isinstance(revision, str) else None)
     options = model.get("chat_template_kwargs")
-    told = options.get("enable_thinking") if isinstance(options, Mapping) else None
+    thinking = options.get("enable_thinking") if isinstance(options, Mapping) else None
     device = device_of(str(model.get("device", "auto")))
-    return Setting(facts, model.get("lora", True) is not None, device, facts.thinks and told is not False)
+    return Setting(facts, model.get("lora", True) is not None, device, facts.thinks and thinking is not False)
 
 
 def steps_of(training: TrainingConfig, rows: int) -> int:
@@ -214,17 +214,17 @@ def unusual(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
         )
 
 
-def _section(given: Mapping[str, object], name: str) -> Mapping[str, object]:
+def _section(settings: Mapping[str, object], name: str) -> Mapping[str, object]:
     """Return a section of plain data, or the values of a finished section."""
-    value = given.get(name)
+    value = settings.get(name)
     if isinstance(value, Mapping):
         return value
     return value.model_dump() if isinstance(value, Section) else {}
 
 
-def _is_set(given: Mapping[str, object], key: str) -> bool:
+def _is_set(settings: Mapping[str, object], key: str) -> bool:
     name, _, inner = key.partition(".")
-    return inner in _section(given, name)
+    return inner in _section(settings, name)
 
 
 @cache

@@ -49,7 +49,7 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_that_follow(cls, given: object) -> object:
+    def _defaults_that_follow(cls, raw: object) -> object:
         """Fill in defaults that depend on other keys. Values from the user take precedence.
 
         - The model determines learning rate, lengths, batch size and precision (`model_defaults`).
@@ -57,9 +57,9 @@ class RunConfig(Section):
         - Each built-in model starts from its own adapters. Other models start without adapters.
         - Curiosity and coherence are off in conversations and with the user's own data or reward functions.
         """
-        if not isinstance(given, Mapping):
-            return given
-        data, environment, model = (_written(given, name) for name in ("data", "environment", "model"))
+        if not isinstance(raw, Mapping):
+            return raw
+        data, environment, model = (_written(raw, name) for name in ("data", "environment", "model"))
         follows: dict[str, dict[str, object]] = {"environment": {}, "model": {}, "rewards": {}}
         if data.get("source") and not holds_tasks(data["source"]):
             follows["environment"]["class_path"] = DATASET_ENV
@@ -69,16 +69,16 @@ class RunConfig(Section):
         class_path = environment.get("class_path", follows["environment"].get("class_path"))
         if environment.get("reward_funcs") or class_path in (CHAT_ENV, DATASET_ENV):
             follows["rewards"] = {"w_curiosity": 0.0, "w_coherence": 0.0}
-        for choice in chosen(given):
+        for choice in chosen(raw):
             section, _, key = choice.key.partition(".")
             follows.setdefault(section, {})[key] = choice.value
-        out = dict(given)
+        out = dict(raw)
         for name, values in follows.items():
             if values and isinstance(out.get(name, {}), Mapping):
                 out[name] = {**values, **out.get(name, {})}
         return out
 
 
-def _written(given: Mapping[str, object], section: str) -> Mapping[str, object]:
-    value = given.get(section)
+def _written(values: Mapping[str, object], section: str) -> Mapping[str, object]:
+    value = values.get(section)
     return value if isinstance(value, Mapping) else {}

@@ -154,13 +154,13 @@ class _Walker:
             if not isinstance(key, str):
                 self._fault(key_node, path, f"the key {key!r} is not text", "write keys as plain words")
                 continue
-            here = (*path, key)
+            place = (*path, key)
             if key in data:
-                first = self.source.places[here].rpartition(":")[2]
-                self._fault(key_node, here, f"written twice, first on line {first}", "keep one of the two")
+                first = self.source.places[place].rpartition(":")[2]
+                self._fault(key_node, place, f"written twice, first on line {first}", "keep one of the two")
                 continue
-            self.source.places[here] = self._at(key_node)
-            data[key] = self.value(value_node, here)
+            self.source.places[place] = self._at(key_node)
+            data[key] = self.value(value_node, place)
         return data
 
     def value(self, node: yaml.Node, path: Path) -> Any:

@@ -63,8 +63,8 @@ def parse_calls(text: str) -> ToolCall:
 
 def means_call(call: ToolCall, names: Container[str]) -> bool:
     """Return whether a turn is a call or an attempt at one, rather than plain text. names: the names of the tools."""
-    named, said = call.name is not None and call.name in names, without_thoughts(call.text)
-    return named or any(marker in said for marker in (*MARKERS, '"arguments"'))
+    named, text = call.name is not None and call.name in names, without_thoughts(call.text)
+    return named or any(marker in text for marker in (*MARKERS, '"arguments"'))
 
 
 def without_thoughts(text: str) -> str:
@@ -88,21 +88,21 @@ def without_thoughts(text: str) -> str:
 def _calls(text: str) -> Iterator[ToolCall]:
     """Yield the calls of a turn in order, or a single call with the error if there are none."""
     first_problem: str | None = None
-    said = without_thoughts(text)
-    start, tried, found = said.find("{"), 0, False
+    visible = without_thoughts(text)
+    start, tried, found = visible.find("{"), 0, False
     while start != -1 and tried < MAX_CANDIDATES:
         tried += 1
         try:
-            value, end = DECODER.raw_decode(said, start)
+            value, end = DECODER.raw_decode(visible, start)
         except (ValueError, RecursionError) as problem:
-            first_problem = first_problem or _json_problem(problem, said, start)
-            start = said.find("{", start + 1)
+            first_problem = first_problem or _json_problem(problem, visible, start)
+            start = visible.find("{", start + 1)
             continue
         if "name" in value:
             found = True
             yield _understand(value, text, _OPENERS.sub("", text[:start].rstrip()).strip())
         first_problem = first_problem or 'the JSON object has no "name" of a tool'
-        start = said.find("{", end)
+        start = visible.find("{", end)
     if not found:
         problem = first_problem or ("empty turn" if not text.strip() else "no JSON object in the turn")
         yield ToolCall(None, {}, text, text.strip(), problem)

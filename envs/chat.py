@@ -52,20 +52,20 @@ class ChatEnv(MultiTurnEnv[Mapping[str, object], Mapping[str, object]]):
 
     def step(self, state: Mapping[str, object], call: ToolCall) -> StepResult:
         text, expected = str(call.arguments["text"]), self.expected(state)
-        said = without_thoughts(text).lower().split()
-        correct = None if expected is None else said == expected.lower().split()
+        words = without_thoughts(text).lower().split()
+        correct = None if expected is None else words == expected.lower().split()
         return StepResult("", reward=float(bool(correct)), done=True, answer=text, correct=correct)
 
 
-def content_from(given: str | list[object], where: str) -> Content:
+def content_from(content: str | list[object], where: str) -> Content:
     """Return the content of a message from a file: text unchanged, blocks with their pictures opened.
 
     Raises ValueError. Its message starts with `where`.
     """
-    if isinstance(given, str):
-        return given
+    if isinstance(content, str):
+        return content
     blocks: list[Block] = []
-    for block in given:
+    for block in content:
         kind = block.get("type") if isinstance(block, Mapping) else None
         value = block.get(kind) if isinstance(block, Mapping) and isinstance(kind, str) else None
         if kind not in ("text", "image") or not isinstance(value, str):

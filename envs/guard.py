@@ -99,10 +99,10 @@ class _Batch(Generic[T, R]):
 
     def _give_up_overdue(self) -> None:
         now = time.perf_counter()
-        for index, began in list(self.started.items()):
-            if now - began > self.timeout_s:
+        for index, started in list(self.started.items()):
+            if now - started > self.timeout_s:
                 text = f"took longer than {self.timeout_s:g} s and was given up"
-                self._settle(index, Outcome(error=text, timed_out=True, seconds=now - began))
+                self._settle(index, Outcome(error=text, timed_out=True, seconds=now - started))
 
 
 class AsyncGuard:
@@ -119,12 +119,12 @@ class AsyncGuard:
 
 
 def _outcome(function: Callable[[T], R], item: T) -> Outcome[R]:
-    began = time.perf_counter()
+    started = time.perf_counter()
     try:
-        return Outcome(function(item), seconds=time.perf_counter() - began)
+        return Outcome(function(item), seconds=time.perf_counter() - started)
     except BaseException as problem:  # a sys.exit() in an environment must not end training either
         error, detail = one_line(problem)[:300], traceback.format_exc()
-        return Outcome(error=error, detail=detail, seconds=time.perf_counter() - began)
+        return Outcome(error=error, detail=detail, seconds=time.perf_counter() - started)
 
 
 def describe(value: object) -> str:

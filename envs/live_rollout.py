@@ -167,14 +167,14 @@ class LiveRollout:
         meta: Mapping[str, object],
     ) -> Trajectory:
         branch = {} if self.parent is None else {PARENT: self.parent.number, SHARED: self.shared}
-        said = [PromptMessage(m.get("role", ""), text_of(m.get("content", ""))) for m in prompt]
+        messages = [PromptMessage(m.get("role", ""), text_of(m.get("content", ""))) for m in prompt]
         return Trajectory(
             id=f"{group}-{self.number}",
             env=env,
             prompt_id=prompt_id,
             group=group,
             rollout=self.number,
-            prompt="\n\n".join(message.text for message in said),
+            prompt="\n\n".join(message.text for message in messages),
             steps=tuple(self.steps),
             task=dict(self.task) if isinstance(self.task, Mapping) else {"task": self.task},
             tools=tuple(tools),
@@ -188,7 +188,7 @@ class LiveRollout:
             error=self.error,
             seconds=self.seconds,
             meta=meta,
-            messages=tuple(said) if len(said) > 1 else (),
+            messages=tuple(messages) if len(messages) > 1 else (),
             extra={**self.verdict.extra, **branch},
             judged_by=self.verdict.judged_by,
         )

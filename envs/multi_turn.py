@@ -269,21 +269,21 @@ class MultiTurnEnv(Env[State, Task]):
         return rollouts
 
     def _reset(self, rollout: LiveRollout) -> tuple[State, list[Message], StepContext, tuple[Picture, ...]]:
-        begun = self.reset(rollout.task)
-        if not isinstance(begun, tuple) or len(begun) != 2:
-            raise TypeError(f"reset returned {describe(begun)}, not (state, messages)")
-        state, messages = begun
+        result = self.reset(rollout.task)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(f"reset returned {describe(result)}, not (state, messages)")
+        state, messages = result
         if not isinstance(messages, (list, tuple)) or not messages:
             raise TypeError("reset returned no messages")
         for message in messages:
             if not isinstance(message, Mapping) or message.get("role") not in ROLES:
                 raise ValueError(f"a message of reset is no mapping with a role of {', '.join(ROLES)}")
-        told: list[Message] = [{**m, "content": cleaned(m.get("content"))} for m in messages]
-        asked = rollout.task.get("system_prompt")
-        if isinstance(asked, str) and asked.strip():
-            told = with_system(clean_text(asked), told)
+        cleaned_messages: list[Message] = [{**m, "content": cleaned(m.get("content"))} for m in messages]
+        system_prompt = rollout.task.get("system_prompt")
+        if isinstance(system_prompt, str) and system_prompt.strip():
+            cleaned_messages = with_system(clean_text(system_prompt), cleaned_messages)
         if self.style == "full":
-            told = with_system(clean_text(self.explain()), told)
+            cleaned_messages = with_system(clean_text(self.explain()), cleaned_messages)
         context = checked_context(self.context(state))
         pictures: tuple[Picture, ...] = ()
         if rollout.keep_images:
@@ -291,7 +291,7 @@ class MultiTurnEnv(Env[State, Task]):
                 pictures = checked_pictures(self.images(state))
             except Exception:  # pictures are for people: the rollout continues without them
                 logger.warning("%s could not show its pictures", env_name(self), exc_info=True)
-        return state, told, context, pictures
+        return state, cleaned_messages, context, pictures
 
     def _result(self, trial: Trial, tasks: Sequence[int]) -> dict[str, object]:
         """Judge the rollouts of these tasks, and return their part of the result."""

@@ -76,19 +76,19 @@ class Spans:
 def joined(spans: Sequence[Span]) -> list[Span]:
     """Merge overlapping spans, then those with the smallest gaps, until at most `MOST` remain."""
     made: list[Span] = []
-    for began, ended in sorted(spans):
-        if made and began <= made[-1][1]:
+    for start, ended in sorted(spans):
+        if made and start <= made[-1][1]:
             made[-1] = (made[-1][0], max(made[-1][1], ended))
         else:
-            made.append((began, ended))
+            made.append((start, ended))
     if len(made) <= MOST:
         return made
     pauses = sorted(after[0] - before[1] for before, after in pairwise(made))
     least = pauses[len(made) - MOST - 1]
     kept = made[:1]
-    for began, ended in made[1:]:
-        if began - kept[-1][1] <= least:
+    for start, ended in made[1:]:
+        if start - kept[-1][1] <= least:
             kept[-1] = (kept[-1][0], ended)
         else:
-            kept.append((began, ended))
+            kept.append((start, ended))
     return kept

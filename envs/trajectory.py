@@ -186,9 +186,9 @@ class Step:
     @property
     def is_text(self) -> bool:
         """Whether there was no call because the environment took all of the agent's text as its answer."""
-        said = self.arguments.get("text") if len(self.arguments) == 1 else None
+        text = self.arguments.get("text") if len(self.arguments) == 1 else None
         return (
-            isinstance(said, str) and self.action is not None and not self.calls and self.text.strip() == said.strip()
+            isinstance(text, str) and self.action is not None and not self.calls and self.text.strip() == text.strip()
         )
 
     @property

@@ -58,13 +58,13 @@ class KeptPictures:
     ) -> Trajectory:
         """Add the pictures that a vision policy was shown to its trajectory. keep: save the prompt's pictures."""
         paths = [self.save(picture) if keep else None for picture in pictures_of(prompt)]
-        begun = [image for image in shown if image.turn < 0]
+        opening = [image for image in shown if image.turn < 0]
         steps = list(trajectory.steps)
         for index, step in enumerate(steps):
             seen = [image for image in shown if image.turn == index]
             kept = step.images if len(step.images) == len(seen) else [None] * len(seen)
             steps[index] = replace(step, seen=_noted(seen, kept)) if seen else step
-        return replace(trajectory, steps=tuple(steps), seen=_noted(begun, paths[: len(begun)]))
+        return replace(trajectory, steps=tuple(steps), seen=_noted(opening, paths[: len(opening)]))
 
 
 def cleaned(content: object) -> Content:

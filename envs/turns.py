@@ -166,7 +166,7 @@ class Turns:
             if self.hand_over is not None and (task := self.trial.close_task(row)) is not None:
                 await asyncio.to_thread(self.hand_over, task)
 
-        began, generated = time.perf_counter(), self.trial.watches.generating.seconds
+        started, generated = time.perf_counter(), self.trial.watches.generating.seconds
         tasks = {row: asyncio.create_task(play(row)) for row, rollout in enumerate(self.rollouts) if rollout.live}
         try:
             await asyncio.gather(*tasks.values())
@@ -175,7 +175,7 @@ class Turns:
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
         self.trial.watches.environment.seconds += (
-            time.perf_counter() - began - (self.trial.watches.generating.seconds - generated)
+            time.perf_counter() - started - (self.trial.watches.generating.seconds - generated)
         )
 
     def _later(self, rollout: LiveRollout) -> bool:

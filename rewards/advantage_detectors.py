@@ -72,14 +72,14 @@ def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     least, most = TINY * min(1.0, differ), HUGE * max(1.0, differ)
     if least < size < most:
         return _off_centre(batches, limits)
-    fault = (
+    problem = (
         "small, so little is learned: are rollouts compared with themselves (a group of one), or advantages divided "
         "twice?"
         if size <= least
         else "large: are they divided by a deviation that is nearly 0, such as that of one rollout?"
     )
     message = (
-        f"advantages are too {fault} Their size is {size:.2g}, and the rewards differ by {differ:.2g} in "
+        f"advantages are too {problem} Their size is {size:.2g}, and the rewards differ by {differ:.2g} in "
         f"{len(mixed):,} groups."
     )
     severity, began = "warning" if size else "failure", newest(batches)[0].step

@@ -59,8 +59,8 @@ def flat_at(size: int, groups: Sequence[Sequence[RolloutSummary]]) -> float:
     if not 0 < p < 1:
         return 1.0
     agree = fmean((k * (k - 1) + (n - k) * (n - k - 1)) / (n * (n - 1)) for k, n in pairs)
-    alike = min(max(1 - (1 - agree) / (2 * p * (1 - p)), 1e-3), 1 - 1e-3)
-    both = 1 / alike - 1
+    correlation = min(max(1 - (1 - agree) / (2 * p * (1 - p)), 1e-3), 1 - 1e-3)
+    both = 1 / correlation - 1
     return sum(math.prod((side * both + i) / (both + i) for i in range(size)) for side in (p, 1 - p))
 
 

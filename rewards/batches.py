@@ -173,8 +173,8 @@ def surprise_of(trajectory: Trajectory, logprobs: Sequence[float], agent_mask: S
     own = [
         float(p)
         for start, end in (s.token_span for s in trajectory.steps)
-        for p, mine in zip(logprobs[start:end], agent_mask[start:end], strict=True)
-        if mine
+        for p, by_agent in zip(logprobs[start:end], agent_mask[start:end], strict=True)
+        if by_agent
     ]
     return -math.fsum(own) / len(own) if any(own) else None
 
@@ -239,5 +239,5 @@ def rollout_of(
 def _unread(text: str, read: str) -> float | None:
     """Return the share of a text's words that its tokens lack. Tokenizers may change case and Unicode form."""
     texts = _ROLE.sub("", text), read
-    words, held = (set(_WORD.findall(unicodedata.normalize("NFKC", t).casefold())) for t in texts)
-    return len(words - held) / len(words) if words else None
+    words, known = (set(_WORD.findall(unicodedata.normalize("NFKC", t).casefold())) for t in texts)
+    return len(words - known) / len(words) if words else None

@@ -111,9 +111,9 @@ class Found:
 def ranked(found: Iterable[Found]) -> list[Found]:
     """Sort faults, likeliest cause first, and set the `cause` of each. Hints come after warnings."""
     ordered = sorted(found, key=_order)
-    grave = [f for f in ordered if f.grave]
-    explained = [replace(f, cause=_cause(f, grave[:i])) for i, f in enumerate(grave)]
-    return sorted(explained, key=lambda f: bool(f.cause)) + ordered[len(grave) :]
+    serious = [f for f in ordered if f.grave]
+    explained = [replace(f, cause=_cause(f, serious[:i])) for i, f in enumerate(serious)]
+    return sorted(explained, key=lambda f: bool(f.cause)) + ordered[len(serious) :]
 
 
 def _cause(found: Found, before: Iterable[Found]) -> str:

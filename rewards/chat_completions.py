@@ -59,8 +59,8 @@ class ChatCompletions:
                 if attempt == tries or (code is not None and code not in AGAIN):
                     raise ChatError(f"{self.url} did not answer: {self._described(problem)}", code) from None
                 headers = getattr(problem, "headers", None)
-                wanted = headers.get("Retry-After", "") if headers is not None else ""
-                pause = float(wanted) if wanted.isdecimal() else 0.5 * 2**attempt
+                retry_after = headers.get("Retry-After", "") if headers is not None else ""
+                pause = float(retry_after) if retry_after.isdecimal() else 0.5 * 2**attempt
                 await asyncio.sleep(min(pause, LONGEST_PAUSE_S))
         raise AssertionError("unreachable")
 
@@ -80,7 +80,7 @@ class ChatCompletions:
         text = str(problem) or type(problem).__name__
         if isinstance(problem, urllib.error.HTTPError):
             with contextlib.suppress(OSError, HTTPException):
-                text += f" ({said})" if (said := error_message(problem.read(100_000))) else ""
+                text += f" ({message})" if (message := error_message(problem.read(100_000))) else ""
         elif not isinstance(problem, (OSError, HTTPException)):
             text = f"its answer is not that of chat completions ({type(problem).__name__}: {text[:80]})"
         return text.replace(self._key, "***") if self._key else text

@@ -125,8 +125,8 @@ def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     """Find a tool that gets nearly every call in an environment with several."""
     latest = batches[-1]
     known = [r.tools for b in batches for r in b.rollouts if r.tools is not None]
-    offered = frozenset().union(*known) if known else {a for b in batches for r in b.rollouts for a in r.actions}
-    if len(offered) < 2:
+    available = frozenset().union(*known) if known else {a for b in batches for r in b.rollouts for a in r.actions}
+    if len(available) < 2:
         return []
     series = [b.fact("actions", lambda b: Counter(a for r in b.rollouts for a in r.actions)) for b in batches]
     action, times = series[-1].most_common(1)[0]
@@ -184,21 +184,21 @@ def entropy_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find rollouts from servers whose policy is far from the one under training."""
     latest = batches[-1]
-    apart = latest.metrics[metric.LOGPROB_MISMATCH]
-    if not apart > limits.logprob_mismatch:
+    gap = latest.metrics[metric.LOGPROB_MISMATCH]
+    if not gap > limits.logprob_mismatch:
         return []
     behind = latest.metrics.get(metric.STALENESS, 0.0)
-    cure = (
+    fix = (
         "lower rollouts.max_staleness or the learning rate"
         if behind > 0
         else "serve the model in the trainer's precision (`grpo-tui doctor --server URL`)"
     )
     message = (
-        f"rollouts come from another policy than the one that is trained: {cure}. Log-probs of their tokens differ by "
-        f"{apart:.2g} nats in the mean; the policy that made them was {behind:.2g} steps behind."
+        f"rollouts come from another policy than the one that is trained: {fix}. Log-probs of their tokens differ by "
+        f"{gap:.2g} nats in the mean; the policy that made them was {behind:.2g} steps behind."
     )
     ids = ids_of(latest.rollouts, limits)
-    return [Finding("logprob_mismatch", message, apart, limits.logprob_mismatch, ids)]
+    return [Finding("logprob_mismatch", message, gap, limits.logprob_mismatch, ids)]
 
 
 @detector("sampler_mismatch", need.SAMPLER, need.KL, reads=(metric.GRAD_NORM,))
@@ -208,24 +208,24 @@ def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     if other_logprobs(batches):
         message = (
             "the sampler's log-probs are not the trainer's for the same tokens: look at their order, their temperature "
-            f"and the weights. Their KL is {(apart := sampler_kl(batches[-SOON:])):.2g} nats a token."
+            f"and the weights. Their KL is {(kl := sampler_kl(batches[-SOON:])):.2g} nats a token."
         )
         ids, began = ids_of(batches[-1].rollouts, limits), batches[-SOON].step
-        return [Finding("sampler_mismatch", message, apart, OTHER_LOGPROBS, ids, "log-probs", began=began)]
+        return [Finding("sampler_mismatch", message, kl, OTHER_LOGPROBS, ids, "log-probs", began=began)]
     latest = batches[-limits.window // 2 :]
     if len(latest) < limits.window // 2 or all(b.metrics.get(metric.GRAD_NORM) == 0 for b in latest):
         return []
-    apart = sampler_kl(latest)
+    kl = sampler_kl(latest)
     learned = fmean(abs(b.metrics[metric.KL_MEAN]) for b in latest)
-    if not apart > max(limits.sampler_share * learned, ROUNDING):
+    if not kl > max(limits.sampler_share * learned, ROUNDING):
         return []
     message = (
         "the policy that samples is not the one that is trained: sample with the trainer's weights and number format "
-        f"(model.compute, model.sampling), or raise the learning rate if it is small. Their KL is {apart:.2g} nats a "
+        f"(model.compute, model.sampling), or raise the learning rate if it is small. Their KL is {kl:.2g} nats a "
         f"token, and the policy has moved {learned:.2g} from its reference."
     )
     ids = ids_of(batches[-1].rollouts, limits)
-    share, began = apart / max(learned, SAME), latest[0].step
+    share, began = kl / max(learned, SAME), latest[0].step
     return [Finding("sampler_mismatch", message, share, limits.sampler_share, ids, began=began)]
 
 
@@ -285,8 +285,8 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
         return [Finding("groups_without_variance", message, share, limits.no_variance_share, ids, "solved", "good")]
     ids = ids_of((g[0] for g in stuck), limits)
     wrong = fmean(r.correct is False for g in stuck for r in g)
-    cure = "easier" if wrong > 0.5 else "other"
-    message = f"{measured}: {cure} tasks would teach more."
+    kind = "easier" if wrong > 0.5 else "other"
+    message = f"{measured}: {kind} tasks would teach more."
     began = batches[0].step
     return [Finding("groups_without_variance", message, share, limits.no_variance_share, ids, began=began)]
 
@@ -326,9 +326,9 @@ def _trouble(
     hit = [r for r in rollouts if has(r)]
     if len(hit) <= TROUBLE_SHARE * len(rollouts):
         return []
-    said = f"{len(hit):,} of {len(rollouts):,} rollouts {message}."
+    sentence = f"{len(hit):,} of {len(rollouts):,} rollouts {message}."
     share, began = len(hit) / len(rollouts), batches[0].step
-    return [Finding(name, said, share, TROUBLE_SHARE, ids_of(hit, limits), subject, began=began)]
+    return [Finding(name, sentence, share, TROUBLE_SHARE, ids_of(hit, limits), subject, began=began)]
 
 
 def improvement(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:

@@ -51,8 +51,8 @@ class Diagnosis:
         self._last = batch.step
         fresh: set[tuple[Need, ...]] = set()
         for needs in {d.needs for d in self.detectors.values()}:
-            if (given := having(batch, needs)) is not None:
-                self._windows.setdefault(needs, deque(maxlen=self.config.window)).append(given)
+            if (usable := having(batch, needs)) is not None:
+                self._windows.setdefault(needs, deque(maxlen=self.config.window)).append(usable)
                 fresh.add(needs)
         found: list[Finding] = []
         for name, detector in self.detectors.items():

@@ -43,11 +43,11 @@ class RewardModel:
 
         folder = Path(path).expanduser()
         self.path = str(folder) if folder.is_dir() else path
-        stated, _ = PreTrainedConfig.get_config_dict(self.path)
-        names = stated.get("architectures") or [""]
+        model_config, _ = PreTrainedConfig.get_config_dict(self.path)
+        names = model_config.get("architectures") or [""]
         if not any("ForSequenceClassification" in name for name in names):
             raise ValueError(f"{path} is a {names[0] or 'model without an architecture'}, not a sequence classifier")
-        if (labels := len(stated.get("id2label") or ())) > 1:
+        if (labels := len(model_config.get("id2label") or ())) > 1:
             raise ValueError(f"{path} is a classifier with {labels} labels, and a reward model has one")
 
     def __call__(self, prompts: Sequence[object], completions: Sequence[object], **columns: object) -> list[float]:
@@ -126,9 +126,9 @@ class Completions:
         return len(self.completions)
 
     def only(self, index: int) -> Completions:
-        at = slice(index, index + 1)
-        lists = {name: getattr(self, name)[at] for name in ("prompts", "completions", "completion_ids", "rows")}
-        return replace(self, **lists, columns={name: values[at] for name, values in self.columns.items()})
+        selection = slice(index, index + 1)
+        lists = {name: getattr(self, name)[selection] for name in ("prompts", "completions", "completion_ids", "rows")}
+        return replace(self, **lists, columns={name: values[selection] for name, values in self.columns.items()})
 
 
 @dataclass(frozen=True)
@@ -177,21 +177,21 @@ class RewardFunction:
                     f"{self.said} needs `{name}`, but the data has no such column; it has {', '.join(known) or 'none'}"
                 )
 
-    def arguments(self, asked: Completions, logged: Logged) -> dict[str, object]:
+    def arguments(self, completions: Completions, logged: Logged) -> dict[str, object]:
         """Return the keyword arguments of a call: all if the function takes `**kwargs`, else those it names.
 
         Copies the columns, because rollouts of the same row and later steps share their values.
         """
-        given: dict[str, object] = {
-            **{name: [copy.deepcopy(value) for value in values] for name, values in asked.columns.items()},
-            "prompts": list(asked.prompts),
-            "completions": list(asked.completions),
-            "completion_ids": [list(ids) for ids in asked.completion_ids],
+        arguments: dict[str, object] = {
+            **{name: [copy.deepcopy(value) for value in values] for name, values in completions.columns.items()},
+            "prompts": list(completions.prompts),
+            "completions": list(completions.completions),
+            "completion_ids": [list(ids) for ids in completions.completion_ids],
             "log_extra": logged.log_extra,
             "log_metric": logged.log_metric,
-            "trainer_state": asked.state or SimpleNamespace(global_step=asked.step),
+            "trainer_state": completions.state or SimpleNamespace(global_step=completions.step),
         }
-        return given if self.accepts is None else {k: v for k, v in given.items() if k in self.accepts}
+        return arguments if self.accepts is None else {k: v for k, v in arguments.items() if k in self.accepts}
 
 
 @dataclass(frozen=True)
@@ -220,16 +220,16 @@ class RewardFunctions:
         for function in self.functions:
             function.check_columns(columns)
 
-    def score(self, asked: Completions) -> Scores:
+    def score(self, completions: Completions) -> Scores:
         """Call every function once. If one fails and `on_error` is `stop`, raises RewardFunctionError."""
         logged = Logged()
         returned: dict[str, object] = {}
         waiting: dict[str, Coroutine[object, object, object]] = {}
-        for function in self.functions if len(asked) else ():
+        for function in self.functions if len(completions) else ():
             try:
-                result = function.call(**function.arguments(asked, logged))
+                result = function.call(**function.arguments(completions, logged))
             except (Exception, SystemExit) as problem:  # the user's code
-                result = self._failed(function, asked, problem)
+                result = self._failed(function, completions, problem)
             if inspect.isawaitable(result):
                 waiting[function.path] = guard.awaited(result)
             else:
@@ -238,48 +238,48 @@ class RewardFunctions:
             for path, result in zip(waiting, _together(waiting.values()), strict=True):
                 if isinstance(result, Exception):
                     function = next(f for f in self.functions if f.path == path)
-                    result = self._failed(function, asked, result)
+                    result = self._failed(function, completions, result)
                 returned[path] = result
-        columns = [self._checked(f, returned.get(f.path, []), asked) for f in self.functions]
-        by_row = [tuple(column[i] for column in columns) for i in range(len(asked))]
-        extra = {name: values for name, values in logged.extra.items() if len(values) == len(asked)}
+        columns = [self._checked(f, returned.get(f.path, []), completions) for f in self.functions]
+        by_row = [tuple(column[i] for column in columns) for i in range(len(completions))]
+        extra = {name: values for name, values in logged.extra.items() if len(values) == len(completions)}
         return Scores(by_row, extra, {name: fmean(values) for name, values in logged.numbers.items()})
 
-    def _failed(self, function: RewardFunction, asked: Completions, problem: BaseException) -> list[None]:
+    def _failed(self, function: RewardFunction, completions: Completions, problem: BaseException) -> list[None]:
         """Return no scores, or raise the error. Retries the rows one by one to find the failing one."""
         where = ""
-        for index in range(min(len(asked), TRIES)):
+        for index in range(min(len(completions), TRIES)):
             try:
-                result = function.call(**function.arguments(asked.only(index), Logged()))
+                result = function.call(**function.arguments(completions.only(index), Logged()))
                 if inspect.isawaitable(result):
                     (result,) = _together([guard.awaited(result)])
                     if isinstance(result, Exception):
                         raise result
             except (Exception, SystemExit) as again:
-                where, problem = f" for {asked.rows[index]}", again
+                where, problem = f" for {completions.rows[index]}", again
                 break
         hint = ""
-        if isinstance(problem, (TypeError, AttributeError)) and asked.completions:
-            texts = isinstance(asked.completions[0], str)
+        if isinstance(problem, (TypeError, AttributeError)) and completions.completions:
+            texts = isinstance(completions.completions[0], str)
             form = "texts" if texts else 'lists of messages (`completion[0]["content"]`)'
             other = "messages" if texts else "text"
             hint = f"; completions are {form} here, and data.completions: {other} changes that"
         self._problem(f"{function.said} raised {one_line(problem)}{where}{hint}", problem)
-        return [None] * len(asked)
+        return [None] * len(completions)
 
-    def _checked(self, function: RewardFunction, result: object, asked: Completions) -> list[ComponentScore]:
+    def _checked(self, function: RewardFunction, result: object, completions: Completions) -> list[ComponentScore]:
         """Convert the result of a function to scores. Raises RewardFunctionError if `on_error` is `stop`."""
         values = result.tolist() if hasattr(result, "tolist") else result  # type: ignore[union-attr]
-        nothing = [ComponentScore(function.name, None, function.weight)] * len(asked)
+        nothing = [ComponentScore(function.name, None, function.weight)] * len(completions)
         if not isinstance(values, (list, tuple)):
-            self._problem(f"{function.said} returned {_shown(result)}, not a list of {len(asked)} scores")
+            self._problem(f"{function.said} returned {_shown(result)}, not a list of {len(completions)} scores")
             return nothing
-        if len(values) != len(asked):
-            self._problem(f"{function.said} returned {len(values)} scores for {len(asked)} completions")
+        if len(values) != len(completions):
+            self._problem(f"{function.said} returned {len(values)} scores for {len(completions)} completions")
             return nothing
         scores = []
-        for value, row in zip(values, asked.rows, strict=True):
-            number, why = value if isinstance(value, tuple) and len(value) == 2 else (value, "")
+        for value, row in zip(values, completions.rows, strict=True):
+            number, reason = value if isinstance(value, tuple) and len(value) == 2 else (value, "")
             try:
                 if not isinstance(number, (int, float)) and hasattr(number, "item"):  # a NumPy or torch scalar
                     number = number.item()  # type: ignore[union-attr]
@@ -291,15 +291,15 @@ class RewardFunctions:
                     f"{function.said} gave {_shown(number)} to {row}; a score is a number, None where it does not "
                     "apply, or a pair of the score and a sentence"
                 )
-                number, why = None, ""
+                number, reason = None, ""
             score = None if number is None else float(cast("float", number))
-            scores.append(ComponentScore(function.name, score, function.weight, str(why or "")))
+            scores.append(ComponentScore(function.name, score, function.weight, str(reason or "")))
         return scores
 
     def _problem(self, message: str, cause: BaseException | None = None) -> None:
         if self.on_error == "stop":
-            cure = "environment.reward_errors: skip continues without its score"
-            raise RewardFunctionError(f"{message} ({cure})") from cause
+            advice = "environment.reward_errors: skip continues without its score"
+            raise RewardFunctionError(f"{message} ({advice})") from cause
         logger.warning("%s. The run continues without its score", message)
 
 

@@ -50,7 +50,7 @@ def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     better = latest.success - first.success > 2 * math.sqrt(_variance(first) + _variance(latest))
     if abs(gap) <= max(GAP, Z * error):
         return []
-    fault = (
+    problem = (
         "the policy learns what holds in training alone: look for a grader that pays something else, answers in the "
         "prompts, and few or repeated tasks"
         if gap > 0
@@ -58,7 +58,7 @@ def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         "held-out ones"
     )
     message = (
-        f"{fault}. Success is {fmean(groups):.0%} in training and {latest.success:.0%} on {len(latest.rollouts)} "
+        f"{problem}. Success is {fmean(groups):.0%} in training and {latest.success:.0%} on {len(latest.rollouts)} "
         f"held-out tasks, where it was {first.success:.0%} at step {first.step}."
     )
     severity, ids = "hint" if better else "warning", ids_of(recent[-1].rollouts, limits)
@@ -108,17 +108,17 @@ def leaked_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
 @detector("own_texts", need.PROMPTS, need.HELD_OUT)
 def own_texts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find training prompts that contain text which the policy wrote in an earlier step."""
-    asked, hit = {r.prompt for b in batches for r in b.rollouts}, _with_own_texts(batches)
+    prompts, hit = {r.prompt for b in batches for r in b.rollouts}, _with_own_texts(batches)
     texts, others = _texts(batches), {r.prompt for r in _evaluation(batches[-1]).rollouts}
     usual = sum(_holds(prompt, texts) for prompt in others) if hit else 0
-    if not _more_often(len(hit), len(asked), usual, len(others)):
+    if not _more_often(len(hit), len(prompts), usual, len(others)):
         return []
     message = (
         "prompts hold texts that the policy wrote before: is a list of messages, or an environment, used again without "
-        f"a reset? It is so in {len(hit):,} of {len(asked):,} prompts of training, such as {hit[0].prompt[-60:]!r}, "
+        f"a reset? It is so in {len(hit):,} of {len(prompts):,} prompts of training, such as {hit[0].prompt[-60:]!r}, "
         f"and in {usual:,} of {len(others):,} held-out prompts."
     )
-    share, limit = len(hit) / len(asked), usual / len(others) + LEAK
+    share, limit = len(hit) / len(prompts), usual / len(others) + LEAK
     return [Finding("prompt_gap", message, share, limit, ids_of(hit, limits), "texts", began=batches[0].step)]
 
 
@@ -152,13 +152,13 @@ def _holds(prompt: str, texts: Iterable[str]) -> bool:
     return False
 
 
-def _more_often(hits: int, of: int, usual: int, others: int) -> bool:
+def _more_often(hits: int, total: int, usual: int, others: int) -> bool:
     """Return whether training prompts have a property significantly more often than held-out ones."""
-    if min(of, others) < TASKS:
+    if min(total, others) < TASKS:
         return False
-    pooled = (hits + usual) / (of + others)
-    error = math.sqrt(pooled * (1 - pooled) * (1 / of + 1 / others))
-    return hits / of - usual / others > max(LEAK, Z * error)
+    pooled = (hits + usual) / (total + others)
+    error = math.sqrt(pooled * (1 - pooled) * (1 / total + 1 / others))
+    return hits / total - usual / others > max(LEAK, Z * error)
 
 
 @detector("prompt_gap", need.PROMPTS, need.HELD_OUT)
@@ -167,16 +167,16 @@ def prompt_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     shown, others = _of_training(batches), _by_task(_evaluation(batches[-1]).rollouts)
     if min(len(shown), len(others)) < TASKS:
         return []
-    ours, theirs = _word_shares(shown), _word_shares(others)
-    lost = [w for w, share in theirs.items() if share >= ALL and ours.get(w, 0.0) <= NONE]
-    extra = [w for w, share in ours.items() if share >= ALL and theirs.get(w, 0.0) <= NONE]
+    trained, held_out = _word_shares(shown), _word_shares(others)
+    lost = [w for w, share in held_out.items() if share >= ALL and trained.get(w, 0.0) <= NONE]
+    extra = [w for w, share in trained.items() if share >= ALL and held_out.get(w, 0.0) <= NONE]
     if not lost and not extra:
         return []
     parts = [f"lack {_listed(lost)}"] * bool(lost) + [f"alone have {_listed(extra)}"] * bool(extra)
-    here, there = (next(iter(tasks.values()))[0].prompt[-60:] for tasks in (shown, others))
+    example, other_example = (next(iter(tasks.values()))[0].prompt[-60:] for tasks in (shown, others))
     message = (
         f"training shows other prompts than the evaluation: is something cut off, or is there another template? "
-        f"{len(shown):,} prompts of training {' and '.join(parts)}: {here!r}, and held-out {there!r}."
+        f"{len(shown):,} prompts of training {' and '.join(parts)}: {example!r}, and held-out {other_example!r}."
     )
     ids = ids_of(batches[-1].rollouts, limits)
     return [Finding("prompt_gap", message, 1.0, ALL, ids, began=batches[0].step)]

@@ -63,9 +63,9 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
     if not first or not last:
         return []
     rise = _mean(late) - _mean(early)
-    whole = _mean(r for b in after for r in b.rollouts) - _mean(r for b in before for r in b.rollouts)
+    total = _mean(r for b in after for r in b.rollouts) - _mean(r for b in before for r in b.rollouts)
     in_stds = rise / spread_of(batches)
-    if in_stds <= limits.reward_rise or rise < whole / 2:
+    if in_stds <= limits.reward_rise or rise < total / 2:
         return []
     least, least_rise = (SHARE, SHARE_RISE) if known else (GRADED_SHARE, GRADED_RISE)
     alone = None if known else _paid_alone(last)
@@ -73,8 +73,8 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
     rises_of = {p: share - start.get(p, 0.0) for p, share in now.items()}
     best = {p for p, risen in rises_of.items() if risen == max(rises_of.values())}
     phrase = next((p for r in last for p in _phrases(r.text) if p in best), ())
-    share, at_first = now.get(phrase, 0.0), start.get(phrase, 0.0)
-    if share < least or share - at_first < least_rise:
+    share, initial = now.get(phrase, 0.0), start.get(phrase, 0.0)
+    if share < least or share - initial < least_rise:
         return []
     names = {n for r in (*early, *late) for n in r.contributions} or {"reward"}
     rises = {n: _mean(late, n) - _mean(early, n) for n in names}
@@ -86,7 +86,7 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
         success = f"success is not known, and the best answer of the last step earns {best_total:.2g}"
     message = (
         f"the reward pays for a text, not for the task: {_quoted(evidence, phrase)}. It is in {share:.0%} of "
-        f"{'wrong ' * known}answers ({at_first:.0%} at first). In {len(batches)} steps these came to earn {rise:.2g} "
+        f"{'wrong ' * known}answers ({initial:.0%} at first). In {len(batches)} steps these came to earn {rise:.2g} "
         f"more, through {most}; {success}."
     )
     return [Finding("reward_hack", message, share, least, ids_of(evidence, limits), most, began=after[0].step)]

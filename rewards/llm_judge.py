@@ -90,8 +90,8 @@ class LLMJudge:
         return QUESTION.format(criterion=criterion, conversation=f"{_text(prompt)}\n{_text(completion, 'assistant')}")
 
 
-def _text(said: Prompt, role: str = "user") -> str:
-    messages = [{"role": role, "content": said}] if isinstance(said, str) else said
+def _text(prompt: Prompt, role: str = "user") -> str:
+    messages = [{"role": role, "content": prompt}] if isinstance(prompt, str) else prompt
     return "\n".join(f"[{m.get('role')}] {m.get('content') or ''}{_calls(m)}" for m in messages)
 
 

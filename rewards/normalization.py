@@ -80,8 +80,8 @@ class RewardNormalizer:
         scale = max(statistics.std, self.config.std_floor) + self.config.epsilon
         centre = statistics.mean if mode == "zscore" else 0.0
         scaled = ((values - centre) / scale).clamp(-self.config.clip, self.config.clip)
-        alike = torch.ones(group.numel(), dtype=torch.float64)
-        return Normalized(torch.where(valid, scaled, 0.0), centre * alike, statistics.std * alike)
+        ones = torch.ones(group.numel(), dtype=torch.float64)
+        return Normalized(torch.where(valid, scaled, 0.0), centre * ones, statistics.std * ones)
 
     def update(self, batch: Mapping[str, Moments]) -> None:
         """Add a scored batch (of all processes) to the running statistics."""

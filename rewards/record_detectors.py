@@ -132,7 +132,7 @@ def prompt_cut(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     """Find prompts that the policy reads only in part, and texts that its tokens do not contain."""
     steps = batches[-max(STEPS, PROMPTS // len(batches[-1].rollouts)) :]
     recent = rollouts_of(steps)
-    for name, lacks, fault, what in (
+    for name, lacks, problem, what in (
         (
             "prompt_cut",
             lambda r: r.unread,
@@ -153,7 +153,7 @@ def prompt_cut(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         if len(recent) < PROMPTS or share <= CUT:
             continue
         lost = fmean(lacks(r) or 0.0 for r in cut)
-        message = f"{fault}. {len(cut):,} of {len(recent):,} {what} have {lost:.0%} of their words in no token."
+        message = f"{problem}. {len(cut):,} of {len(recent):,} {what} have {lost:.0%} of their words in no token."
         ids, began = ids_of(cut, limits), steps[0].step
         return [Finding(name, message, share, CUT, ids, severity="failure", began=began)]
     return []
@@ -182,7 +182,7 @@ def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
     less = [r for r in rollouts if r.written - r.tokens > (r.turns or 1)]
     masked = [r for r in rollouts if r.masked and not r.cut]  # a setting may mask cut rollouts
     unended = [r for r in rollouts if r.written - r.tokens == (r.turns or 1)]  # one missing token per turn
-    for name, hit, fault, limit in (
+    for name, hit, problem, limit in (
         ("trained_tokens", more, "trains on tokens that the agent did not write: mask the rest", 0.5),
         ("untrained_tokens", less, "leaves out tokens that the agent wrote: look at the mask", 0.5),
         ("untrained_tokens", masked, "leaves out whole rollouts that ended by themselves: look at the mask", 0.5),
@@ -190,8 +190,10 @@ def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
     ):
         share = len(hit) / len(rollouts)
         if share > limit:
-            apart = fmean(r.written if r.masked else abs(r.tokens - r.written) for r in hit)
-            message = f"the loss {fault}. {len(hit):,} of {len(rollouts):,} rollouts have {apart:.0f} in the mean."
+            difference = fmean(r.written if r.masked else abs(r.tokens - r.written) for r in hit)
+            message = (
+                f"the loss {problem}. {len(hit):,} of {len(rollouts):,} rollouts have {difference:.0f} in the mean."
+            )
             severity = "warning" if hit is unended else "failure"
             return [Finding(name, message, share, limit, ids_of(hit, limits), severity=severity)]
     return []
@@ -217,25 +219,25 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
         return []
     if known and len(excess) < len(entropies) / 2:  # stronger selection shifts the mean further
         limit_above, limit_below = 2 * limit_above, 2 * limit_below
-    apart = [((r.surprise or 0.0) - h) * (r.written or 1) for r, h in excess]
+    gaps = [((r.surprise or 0.0) - h) * (r.written or 1) for r, h in excess]
     tokens = sum(r.written or 1 for r, _ in excess)
     entropy = math.fsum(h * (r.written or 1) for r, h in excess) / tokens
-    surprise = entropy + math.fsum(apart) / tokens
-    z = math.fsum(apart) / max(math.sqrt(math.fsum(a * a for a in apart)), SAME)
+    surprise = entropy + math.fsum(gaps) / tokens
+    z = math.fsum(gaps) / max(math.sqrt(math.fsum(a * a for a in gaps)), SAME)
     if z > Z and surprise > (limit := (1 + limit_above) * entropy):
-        fault = (
+        cause = (
             "the tokens in the loss are not those that the policy sampled: train on the sampled ids after the sampled "
             "prompt, not on tokenised text, and score at the temperature of the sampler with its weights"
         )
     elif not selected and z < -Z and entropy > LEAST_ENTROPY and surprise < (limit := (1 - limit_below) * entropy):
-        fault = (
+        cause = (
             "the policy samples likelier tokens than it is scored for: temperature 1, top_p 1, top_k 0 and no dropout "
             "fit both"
         )
     else:
         return []
     message = (
-        f"{fault}. They cost {surprise:.2g} nats each, and samples of the policy would cost its entropy, {entropy:.2g} "
+        f"{cause}. They cost {surprise:.2g} nats each, and samples of the policy would cost its entropy, {entropy:.2g} "
         f"({abs(z):.0f} standard errors apart)."
     )
     ids, began = ids_of(batches[-1].rollouts, limits), recent[0].step
@@ -246,19 +248,19 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
 def no_diversity(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find groups in which all rollouts are identical, although tasks are unsolved or before any update."""
     groups = [g for g in groups_of(rollouts_of(batches[-STEPS:])) if len(g) > 2]
-    alike = [g for g in groups if len({r.text for r in g}) == 1]
-    share = len(alike) / len(groups) if groups else 0.0
-    wrong = [g for g in alike if not all(r.correct for r in g)]
+    same = [g for g in groups if len({r.text for r in g}) == 1]
+    share = len(same) / len(groups) if groups else 0.0
+    wrong = [g for g in same if not all(r.correct for r in g)]
     certain = any(b.metrics.get(metric.ENTROPY, math.inf) < LEAST_ENTROPY for b in batches[-STEPS:])
-    at_first = len(batches) == STEPS and batches[0].step in (0, 1) and share > ALL_ALIKE and not certain
+    early = len(batches) == STEPS and batches[0].step in (0, 1) and share > ALL_ALIKE and not certain
     solved = len(wrong) <= (1 - ALIKE) * len(groups)
-    if len(groups) < ENOUGH or share <= ALIKE or (solved and not at_first):
+    if len(groups) < ENOUGH or share <= ALIKE or (solved and not early):
         return []
     message = (
-        f"all rollouts of a group are the same text: sample at temperature 1. That is so in {len(alike):,} of "
+        f"all rollouts of a group are the same text: sample at temperature 1. That is so in {len(same):,} of "
         f"{len(groups):,} groups, so there is nothing to compare."
     )
-    ids, began = ids_of((g[0] for g in alike), limits), batches[-STEPS:][0].step
+    ids, began = ids_of((g[0] for g in same), limits), batches[-STEPS:][0].step
     return [Finding("no_diversity", message, share, ALIKE, ids, began=began)]
 
 

@@ -70,10 +70,10 @@ def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     rewarded = [b for b in batches if need.having(b, (need.REWARDS,))]
     paid = _paid(rewarded, _repeated)
     paid = paid if paid > max(FOLLOWS, _paid(rewarded, lambda r: r.tokens)) else 0.0
-    why = f"and the reward pays for it (correlation {paid:.2f} within groups)" if paid else "more and more"
+    evidence = f"and the reward pays for it (correlation {paid:.2f} within groups)" if paid else "more and more"
     worst = sorted(batches[-1].rollouts, key=lambda r: -_repeated(r))
     message = (
-        f"the policy repeats itself, {why}: {worst[0].text[:60]!r}. {series[-1]:.0%} of the words of a text are "
+        f"the policy repeats itself, {evidence}: {worst[0].text[:60]!r}. {series[-1]:.0%} of the words of a text are "
         f"repeated, and {series[least]:.0%} were within {len(batches)} steps."
     )
     ids, began = ids_of(worst, limits), batches[0 if paid else least + 1].step
@@ -90,15 +90,15 @@ def one_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     tasks = {r.task for r in latest}
     accepted = [r for r in every if r.correct and r.answer and r.expected is not None]
     for rollouts, began in ((accepted, batches[0].step), (latest, batches[-1].step)):
-        given = Counter(map(_answer, rollouts))
+        answers = Counter(map(_answer, rollouts))
         expected = Counter(r.expected for r in rollouts if r.expected is not None)
-        if given.total() < ENOUGH or len(tasks) < 4 or (rollouts is accepted and len(expected) < 4):
+        if answers.total() < ENOUGH or len(tasks) < 4 or (rollouts is accepted and len(expected) < 4):
             continue
-        answer, times = given.most_common(1)[0]
-        share = times / given.total()
+        answer, times = answers.most_common(1)[0]
+        share = times / answers.total()
         usual = max(expected.values()) / expected.total() if expected else 0.0
-        at_first = fmean(_answer(r) == answer for r in batches[0].rollouts) if rollouts is latest else 0.0
-        if share > ONE and max(usual, at_first) <= share - 0.3:
+        initial = fmean(_answer(r) == answer for r in batches[0].rollouts) if rollouts is latest else 0.0
+        if share > ONE and max(usual, initial) <= share - 0.3:
             of = "accepted answers" if rollouts is accepted else "answers"
             message = (
                 f"one answer to all: {answer[:60]!r} is {share:.0%} of the {of} to {len(tasks)} different tasks. Does "
@@ -122,9 +122,9 @@ def truncation(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         f"end. {len(cut):,} of {len(rollouts):,} rollouts were cut."
     )
     severity: Severity = "warning"
-    judged = _with_success(batches)
-    every = [r for b in judged for r in b.rollouts if r.correct is not None]
-    if _harmless(every, bool(improvement(judged, limits))):
+    with_success = _with_success(batches)
+    every = [r for b in with_success for r in b.rollouts if r.correct is not None]
+    if _harmless(every, bool(improvement(with_success, limits))):
         severity, rates = "hint", [fmean(bool(r.correct) for r in every if r.cut is side) for side in (True, False)]
         message = f"{message[:-1]}, and {rates[0]:.0%} of these are right ({rates[1]:.0%} of the others)."
     began = since(batches, lambda b: fmean(r.cut for r in b.rollouts) > CUT)

@@ -38,8 +38,8 @@ def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
             earned[r.task, r.text].append(r)
     repeated = [same for same in earned.values() if len(same) > 1]
     rewards = [goal(r) for same in earned.values() for r in same]
-    apart = max(SAME, SLIGHT * deviation(rewards)) if rewards else SAME
-    noisy = [same for same in repeated if max(map(goal, same)) - min(map(goal, same)) > apart]
+    tolerance = max(SAME, SLIGHT * deviation(rewards)) if rewards else SAME
+    noisy = [same for same in repeated if max(map(goal, same)) - min(map(goal, same)) > tolerance]
     share = len(noisy) / len(repeated) if repeated else 0.0
     if len(repeated) < ENOUGH or share <= NOISE:
         return []
@@ -56,11 +56,11 @@ def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 def noisy_labels(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find tasks with equal prompts but different right answers. Only single turns count, because tools add
     information."""
-    asked: dict[str, dict[str, RolloutSummary]] = defaultdict(dict)
+    by_prompt: dict[str, dict[str, RolloutSummary]] = defaultdict(dict)
     for r in rollouts_of(batches):
         if r.turns in (1, None):
-            asked[r.prompt][r.task] = r
-    repeated = [list(tasks.values()) for tasks in asked.values() if len(tasks) > 1]
+            by_prompt[r.prompt][r.task] = r
+    repeated = [list(tasks.values()) for tasks in by_prompt.values() if len(tasks) > 1]
     noisy = [same for same in repeated if len({_plain(r.expected or "") for r in same}) > 1]
     share = len(noisy) / len(repeated) if repeated else 0.0
     if len(repeated) < ENOUGH / 2 or share <= NOISE:
@@ -160,19 +160,19 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         groups = groups_of(rollouts_of(before))
         same = sum(all(abs(goal(r) - totals[0]) <= SAME for r in g) for g in groups)
         chance = ((same + 1) / (len(groups) + 2)) ** len(groups_of(latest))
-        fault, found = "the reward stopped to depend on the answer: does the grader still work?", chance < CHANCE
+        cause, found = "the reward stopped to depend on the answer: does the grader still work?", chance < CHANCE
         found = found and len(before) >= STEPS and not all(r.correct for r in latest)
     else:
         held_out = batches[-1].held_out
         solves = held_out is not None and (held_out.success or 0.0) > NOISE
         solved = fmean(r.correct is True and _is_expected(r) for r in latest) > SOLVED
         found = (totals[0] > 0 or solves) and batches[0].step in (0, 1) and not solved
-        fault = "the reward does not depend on the answer"
+        cause = "the reward does not depend on the answer"
     if not found:
         return []
     began = batches[-STEPS].step
     message = (
-        f"{fault}: all {len(latest):,} rollouts of {STEPS} steps from step {began} on earn {totals[0]:.2g}, and their "
+        f"{cause}: all {len(latest):,} rollouts of {STEPS} steps from step {began} on earn {totals[0]:.2g}, and their "
         "texts differ."
     )
     return [Finding("constant_reward", message, 1.0, 1.0, ids_of(latest, limits), began=began)]
@@ -182,35 +182,34 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
 def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find rollouts without a readable answer from the first step on. If a limit cuts them, `truncation` reports that
     instead, unless the evaluation's rollouts have answers."""
-    judged, held_out = [r for r in rollouts_of(batches) if r.correct is not None], batches[-1].held_out
-    if len(batches) != STEPS or len(judged) < ENOUGH or batches[0].step not in (0, 1):
+    graded, held_out = [r for r in rollouts_of(batches) if r.correct is not None], batches[-1].held_out
+    if len(batches) != STEPS or len(graded) < ENOUGH or batches[0].step not in (0, 1):
         return []
-    rollouts = judged + [r for r in rollouts_of(batches) if r.correct is None and _answers(r)]
+    rollouts = graded + [r for r in rollouts_of(batches) if r.correct is None and _answers(r)]
     without = [r for r in rollouts if not _answers(r)]
     share = len(without) / len(rollouts)
     if min(share, _silent(batches[0])) <= SOLVED or any(r.correct for r in without):
         return []
     others = fmean(map(_answers, held_out.rollouts)) if held_out is not None and held_out.rollouts else 0.0
     if others > 0.5:
-        fault = (
+        cause = (
             "rollouts of training hold no answer, and those of the evaluation do: compare temperature, limits, stop "
             "strings and chat template"
         )
     elif fmean(r.cut for r in rollouts) <= 0.5:
-        fault = "the policy does not know the form of the task: compare the chat template with that of the model"
+        cause = "the policy does not know the form of the task: compare the chat template with that of the model"
     else:
         return []
-    message = (
-        f"{fault}. In {len(without):,} of {len(rollouts):,} rollouts of the first {STEPS} steps no answer can be read."
-    )
+    rollouts_without = f"{len(without):,} of {len(rollouts):,} rollouts"
+    message = f"{cause}. In {rollouts_without} of the first {STEPS} steps no answer can be read."
     return [Finding("unanswered", message, share, SOLVED, ids_of(without, limits), began=batches[0].step)]
 
 
 @detector("silence_paid", need.REWARDS, need.ANSWERS)
 def silence_paid(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a policy that stops answering because rollouts without an answer earn more than others in their group."""
-    share, at_first = _silent(batches[-1]), _silent(batches[0])
-    if share <= SOLVED or share - at_first <= QUIETER:
+    share, initial = _silent(batches[-1]), _silent(batches[0])
+    if share <= SOLVED or share - initial <= QUIETER:
         return []
     gains, silent = list[float](), list[RolloutSummary]()
     for group in groups_of(rollouts_of(batches)):
@@ -222,7 +221,7 @@ def silence_paid(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         return []
     message = (
         "not answering pays more than trying: look at the costs of wrong answers and of calls. "
-        f"{share:.0%} of the rollouts hold no answer ({at_first:.0%} at first). In {len(gains):,} groups they earn "
+        f"{share:.0%} of the rollouts hold no answer ({initial:.0%} at first). In {len(gains):,} groups they earn "
         f"{fmean(gains):.2g} more than those with an answer."
     )
     ids, began = ids_of(silent, limits), batches[0].step

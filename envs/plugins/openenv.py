@@ -124,10 +124,10 @@ class OpenEnvEnv(MultiTurnEnv):
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if self.mcp and "tool_name" in observation:
             return _tool_result(observation)
-        told = {k: v for k, v in observation.items() if k not in BESIDE and v not in (None, "", [], {})}
-        if len(told) == 1 and isinstance(only := next(iter(told.values())), str):
+        values = {k: v for k, v in observation.items() if k not in BESIDE and v not in (None, "", [], {})}
+        if len(values) == 1 and isinstance(only := next(iter(values.values())), str):
             return only
-        return json.dumps(told, ensure_ascii=False) if told else ""
+        return json.dumps(values, ensure_ascii=False) if values else ""
 
     def _action_fields(self) -> dict[str, dict[str, object]]:
         try:

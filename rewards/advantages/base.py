@@ -97,10 +97,10 @@ def total(values: Sequence[float]) -> float:
 
     The fixed order keeps training results bitwise stable when this code changes.
     """
-    whole = len(values) // 4 * 4
-    found = sum(values[whole:], 0.0)
-    for lane in range(4 if whole else 0):
-        found += sum(values[lane:whole:4], 0.0)
+    blocks = len(values) // 4 * 4
+    found = sum(values[blocks:], 0.0)
+    for lane in range(4 if blocks else 0):
+        found += sum(values[lane:blocks:4], 0.0)
     return found
 
 

@@ -55,7 +55,7 @@ class GdpoAdvantage(GroupAdvantage):
     def _components(self, groups: Sequence[Group]) -> tuple[list[str], Sequence[Group]]:
         if names := component_names(groups):
             return names, groups
-        whole = [
+        totals = [
             [replace(r, parts={"reward": ComponentPart(1.0, self.returns(r)[0])}) for r in group] for group in groups
         ]
-        return ["reward"], whole
+        return ["reward"], totals

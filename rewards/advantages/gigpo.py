@@ -43,11 +43,11 @@ class GigpoAdvantage(AdvantageMethod):
         )
 
     def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
-        whole = super().compare(groups, scale)
+        by_episode = super().compare(groups, scale)
         states = [SameState(group) for group in groups]
         batch = spread([v for own in states for values in own.discounted for v in values]).std
         found: list[list[AdvantageFormula | None]] = []
-        for own, formulas in zip(states, whole, strict=True):
+        for own, formulas in zip(states, by_episode, strict=True):
             made: list[AdvantageFormula | None] = []
             for i, formula in enumerate(formulas):
                 if formula is None:

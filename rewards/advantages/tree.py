@@ -81,12 +81,12 @@ class Tree:
         for t, (term, sharing) in enumerate(zip(turns, path[1:], strict=True)):
             returns = self.columns.values[t]
             term = replace(term, value=fmean(returns[k] or 0.0 for k in sharing))
-            began = next((before for before in path[t:0:-1] if len(before) > len(sharing)), None)
+            parent = next((before for before in path[t:0:-1] if len(before) > len(sharing)), None)
             if t < repeated:
                 found.append((replace(term, weight=0.0, name=REPEATED),))
-            elif began is None:
+            elif parent is None:
                 found.append((term,))
             else:
-                peers = spread([returns[k] for k in began])
+                peers = spread([returns[k] for k in parent])
                 found.append((replace(term, weight=0.5), compared(term.value, peers, term.std, 0.5, BRANCH)))
         return found

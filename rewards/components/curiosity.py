@@ -119,17 +119,17 @@ class CuriosityDrivenRewardModule:
         """
         # The batch is large and the model small, so each pass over [N, D] is expensive. Make as few as possible.
         states = rms_normalized(embeddings.float().cpu())
-        here = has_next.nonzero(as_tuple=True)[0]
-        indices: list[int] = here.tolist()
+        positions = has_next.nonzero(as_tuple=True)[0]
+        indices: list[int] = positions.tolist()
         keys = [keys[i] for i in indices]
         action = self.encode([steps[i] for i in indices], keys)
-        state, change = states[here], (states[1:] - states[:-1])[here]
+        state, change = states[positions], (states[1:] - states[:-1])[positions]
         rewards = torch.zeros(has_next.numel(), dtype=torch.float64)
         finite = torch.ones(0, dtype=torch.bool)
         if indices:
             off = self._predict(state, action, keys) - change
             errors = torch.linalg.vector_norm(off, dim=-1).double().square() / off.shape[-1]
-            rewards[here] = errors
+            rewards[positions] = errors
             finite = errors.isfinite()
         self._pending = state, action, change, finite
         return rewards

@@ -29,9 +29,9 @@ class TaskReward(RewardComponent):
         outcomes: list[float] = []
         own_rewards = iter(batch.env_rewards)
         for trajectory, correct in zip(batch.trajectories, batch.correctness, strict=True):
-            of_steps = sum(islice(own_rewards, len(trajectory.steps)))
+            from_steps = sum(islice(own_rewards, len(trajectory.steps)))
             if trajectory.steps:
-                own = float(trajectory.env_reward or 0.0) - (of_steps if self.steps_count_elsewhere else 0.0)
+                own = float(trajectory.env_reward or 0.0) - (from_steps if self.steps_count_elsewhere else 0.0)
                 outcomes.append(own if correct is None else float(correct))
         values[batch.last] = torch.tensor(outcomes, dtype=torch.float64)
         judged = torch.tensor([bool(t.judged_by) for t in batch.trajectories for _ in t.steps], dtype=torch.bool)
@@ -82,7 +82,7 @@ class PenaltyReward(RewardComponent):
             and not any(map(any, batch.penalties))
         ):
             return None
-        amounts = [sum(p.amount for p in at) for row in batch.penalties for at in row]
+        amounts = [sum(p.amount for p in penalties) for row in batch.penalties for penalties in row]
         return torch.tensor(amounts, dtype=torch.float64), torch.ones_like(batch.last)
 
 

@@ -135,9 +135,9 @@ class InvalidArgument(PenaltyRule):
         declared = {a.name: a for a in tool.arguments}
         for name, argument in declared.items():
             if name in step.arguments:
-                fault = find_fault(argument, step.arguments[name], step.context)
-                if fault is not None:
-                    found.append((f"{name} is {shown(step.arguments[name], 60)}", fault.right))
+                problem = find_fault(argument, step.arguments[name], step.context)
+                if problem is not None:
+                    found.append((f"{name} is {shown(step.arguments[name], 60)}", problem.right))
                     saw[name] = kept(step.arguments[name])
             elif argument.required and (argument.refers_to is None or step.context.resources.get(argument.refers_to)):
                 found.append((f"{name} is missing", f"{name} is given"))

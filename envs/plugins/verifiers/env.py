@@ -74,11 +74,13 @@ class HarnessRollouts(MultiTurnEnv):
         added = state.exchange.next(self.turn_timeout_s)
         replies = added if added is not None else state.exchange.last_words()
         results = {m.get("tool_call_id"): text_of(m.get("content", "")) for m in replies}
-        said = tuple(Call(name, arguments, key, results.get(key)) for key, name, arguments in calls)
+        made_calls = tuple(Call(name, arguments, key, results.get(key)) for key, name, arguments in calls)
         observation = "\n".join(text_of(m.get("content", "")) for m in replies)
         if added is not None:
-            return StepResult(observation, calls=said if len(said) > 1 else ())
-        return StepResult(observation, done=True, answer=call.text.strip(), calls=said if len(said) > 1 else ())
+            return StepResult(observation, calls=made_calls if len(made_calls) > 1 else ())
+        return StepResult(
+            observation, done=True, answer=call.text.strip(), calls=made_calls if len(made_calls) > 1 else ()
+        )
 
 
 class VerifiersEnv(HarnessRollouts):
@@ -163,9 +165,9 @@ class VerifiersEnv(HarnessRollouts):
     def finish(self, states: Sequence[RolloutState]) -> list[Verdict]:
         """End rollouts that hit a limit, and let the rubric score all rollouts of the task together."""
         ended = [state.exchange.end(self.turn_timeout_s) for state in states]
-        whole = [state for state in ended if not isinstance(state, BaseException)]
-        if whole:
-            wait(_score(self.env.rubric, whole), self.turn_timeout_s)
+        completed = [state for state in ended if not isinstance(state, BaseException)]
+        if completed:
+            wait(_score(self.env.rubric, completed), self.turn_timeout_s)
         return [self._verdict(state) for state in ended]
 
     def _verdict(self, state: Any) -> Verdict:

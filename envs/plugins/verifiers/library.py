@@ -35,8 +35,8 @@ def plain_messages(messages: Any, where: str) -> list[Message]:
     if isinstance(messages, str):
         return [Message(role="user", content=messages)]
     plain: list[Message] = []
-    for given in messages:
-        message = dumped(given)
+    for raw in messages:
+        message = dumped(raw)
         role, content = message.get("role"), message.get("content")
         if isinstance(content, list):
             parts = [dumped(part) for part in content]
