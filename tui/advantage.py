@@ -82,9 +82,9 @@ def equation(formula: AdvantageFormula | None, step: int, advantage: float | Non
             return [FILTERED]
         return [f"The loss was given another advantage than the one of the formula, {fixed(computed, signed=True)}."]
     places = next((n for n in range(2, 6) if _tells(formula, terms, advantage, n)), 6)
-    told = [t for t in terms if not (t.std == 0 and abs(t.value - t.mean) < SAME)]
-    parts = [_term(t, formula.epsilon, places, len(terms) > 1) for t in told]
-    equal = " and ".join(t.name for t in terms if t not in told)
+    shown = [t for t in terms if not (t.std == 0 and abs(t.value - t.mean) < SAME)]
+    parts = [_term(t, formula.epsilon, places, len(terms) > 1) for t in shown]
+    equal = " and ".join(t.name for t in terms if t not in shown)
     nothing = f"; nothing by {equal}: equal among those compared" if equal else ""
     lines = [f"{'=' if i == 0 else '+'} {part}" for i, part in enumerate(parts)]
     return [*lines, _compared(formula, terms) + nothing]

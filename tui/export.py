@@ -51,10 +51,10 @@ def open_outside(app: App[object], text: str, variable: str, name: str) -> None:
 
     fallback = ("less", "more") if variable == "PAGER" else ("vi", "nano")
     try:
-        wanted = shlex.split(os.environ.get(variable, "")) or [p for p in fallback if shutil.which(p)][:1]
+        command = shlex.split(os.environ.get(variable, "")) or [p for p in fallback if shutil.which(p)][:1]
     except ValueError:  # an unclosed quotation mark
-        wanted = []
-    if not wanted or not shutil.which(wanted[0]):
+        command = []
+    if not command or not shutil.which(command[0]):
         app.notify(f"Set ${variable} to a program that is installed.", severity="warning", markup=False)
         return
     # the pager gets literal text, too: control characters become pictures, line breaks stay
@@ -64,10 +64,10 @@ def open_outside(app: App[object], text: str, variable: str, name: str) -> None:
             path = Path(folder) / name
             path.write_text(shown, encoding="utf-8", errors="backslashreplace")
             with app.suspend():
-                subprocess.run([*wanted, path], check=False)
+                subprocess.run([*command, path], check=False)
     except SuspendNotSupported:
         app.notify("A browser cannot open another program; e writes a file.", severity="warning", markup=False)
     except OSError as error:
-        app.notify(f"{wanted[0]} could not be started: {error}", severity="error", markup=False)
+        app.notify(f"{command[0]} could not be started: {error}", severity="error", markup=False)
     finally:
         app.refresh(layout=True)

@@ -182,13 +182,13 @@ def trend(points: Sequence[tuple[float, float]], cells: int) -> str:
     if len(points) < 2 or cells <= 0:
         return sparkline([value for _, value in points], cells)
     steps = [step for step, _ in points]
-    first, apart = steps[0], min(b - a for a, b in pairwise(steps))
-    if apart <= 0:
+    first, gap = steps[0], min(b - a for a, b in pairwise(steps))
+    if gap <= 0:
         return sparkline([value for _, value in points], cells)
-    spans = min(cells, round((steps[-1] - first) / apart) + 1)
+    spans = min(cells, round((steps[-1] - first) / gap) + 1)
     found: list[list[float]] = [[] for _ in range(spans)]
     for step, value in points:
-        found[min(spans - 1, int((step - first) / (steps[-1] - first + apart) * spans))].append(value)
+        found[min(spans - 1, int((step - first) / (steps[-1] - first + gap) * spans))].append(value)
     return sparkline([_mean(values) for values in found], cells)
 
 

@@ -116,14 +116,14 @@ def before_number(text: str, index: int) -> int:
 
 def distinct_names(names: Sequence[str], cells: int) -> list[str]:
     """Return literal names of at most `cells` cells each. If two would become equal, cut names in the middle."""
-    whole = [literal(name) for name in names]
+    literals = [literal(name) for name in names]
     for tail in (0, *range(cells // 2, cells - 1)):
-        made = [text if width(text) <= cells else _middle(text, cells, tail) for text in whole]
-        if len(set(made)) == len(set(whole)):
+        made = [text if width(text) <= cells else _middle(text, cells, tail) for text in literals]
+        if len(set(made)) == len(set(literals)):
             return made
     return [
         text if width(text) <= cells else _middle(text + str(number), cells, len(str(number)))
-        for number, text in enumerate(whole, 1)
+        for number, text in enumerate(literals, 1)
     ]
 
 
@@ -180,7 +180,7 @@ def _wrap_paragraph(text: str, cells: int) -> list[str]:
         if len(text) <= cells:
             return [text]
         if " " not in text:
-            return [text[at : at + cells] for at in range(0, len(text), cells)]
+            return [text[start : start + cells] for start in range(0, len(text), cells)]
         return [first or rest for first, rest in _breaker(cells).findall(text)]
     if width(text) <= cells:
         return [text]

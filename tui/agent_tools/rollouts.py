@@ -115,10 +115,12 @@ class RolloutTools(Workspace):
         """List the rollouts that match a filter and a full-text search, in an order: n, step, reward, advantage, …"""
         query = Query(filter, search, sort, descending)
         with self.open(run) as reader:
-            told = reader.rollouts.filter_notes(filter)
+            filter_notes = reader.rollouts.filter_notes(filter)
             rows, after = page(reader.rollouts.page(query, offset=offset, limit=limit + 1), offset, limit)
             total = int(reader.rollouts.count(query))
-            return ToolAnswer(untrusted=rows, next_offset=after, total=total, untrusted_notes=[*told, *notes(reader)])
+            return ToolAnswer(
+                untrusted=rows, next_offset=after, total=total, untrusted_notes=[*filter_notes, *notes(reader)]
+            )
 
     def groups(
         self,
@@ -144,8 +146,8 @@ class RolloutTools(Workspace):
             turns, after = page(islice(t.steps, offset, None), offset)
             tools = [tool.signature for tool in t.tools]
             note = None if whole.note is None else whole.note.text
-            told = Read(row, replace(t, steps=tuple(turns), tools=()), len(t.steps), tools, note)
-            return ToolAnswer(untrusted=told, next_offset=after, untrusted_notes=notes(reader))
+            answer = Read(row, replace(t, steps=tuple(turns), tools=()), len(t.steps), tools, note)
+            return ToolAnswer(untrusted=answer, next_offset=after, untrusted_notes=notes(reader))
 
     def read_text(
         self, run: Run, rollout: Rollout, part: Part, turn: Turn = 0, offset: Offset = 0
@@ -167,7 +169,7 @@ class RolloutTools(Workspace):
                 steps, after = page(islice(breakdown.steps, offset, None), offset)
                 breakdown = replace(breakdown, steps=tuple(steps))
             (row,) = reader.rollouts.rows([whole.n])
-            told = Explained(
+            answer = Explained(
                 None if breakdown is None else breakdown.total,
                 breakdown,
                 record.advantage,
@@ -179,7 +181,7 @@ class RolloutTools(Workspace):
                 whole.uses,
                 record.unknown,
             )
-            return ToolAnswer(untrusted=told, next_offset=after, untrusted_notes=notes(reader))
+            return ToolAnswer(untrusted=answer, next_offset=after, untrusted_notes=notes(reader))
 
     def tokens(self, run: Run, rollout: Rollout, offset: Offset = 0, limit: Limit = 100) -> ToolAnswer[list[Token]]:
         """List tokens of a rollout with mask, log-prob, advantage and the values of the trainer."""
@@ -187,9 +189,9 @@ class RolloutTools(Workspace):
             arrays = reader.bodies.tokens(number(reader, rollout))
             if arrays is None:
                 raise ToolError("the tokens of this rollout were not recorded")
-            here = range(offset, min(len(arrays), offset + limit + 1))
-            texts = reader.bodies.token_texts([arrays.token_ids[i] for i in here])
-            found, after = page((_token(arrays, i, t) for i, t in zip(here, texts, strict=True)), offset, limit)
+            positions = range(offset, min(len(arrays), offset + limit + 1))
+            texts = reader.bodies.token_texts([arrays.token_ids[i] for i in positions])
+            found, after = page((_token(arrays, i, t) for i, t in zip(positions, texts, strict=True)), offset, limit)
             return ToolAnswer(untrusted=found, next_offset=after, total=len(arrays))
 
 

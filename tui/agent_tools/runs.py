@@ -108,8 +108,8 @@ class RunTools(Workspace):
             found = diagnosis.found()
             made = (Diagnosed(each, suggestion(each.finding.detector, each.finding.subject)) for each in found[offset:])
             shown, after = page(made, offset)
-            told = RunFindings(shown, diagnosis.unchecked())
-            return ToolAnswer(untrusted=told, next_offset=after, total=len(found), untrusted_notes=notes(reader))
+            answer = RunFindings(shown, diagnosis.unchecked())
+            return ToolAnswer(untrusted=answer, next_offset=after, total=len(found), untrusted_notes=notes(reader))
 
     def recompute(self, run: Run, offset: Offset = 0) -> ToolAnswer[Recomputed]:
         """Compute the numbers of a training or dump again from its record, and list those that differ."""
@@ -119,14 +119,16 @@ class RunTools(Workspace):
             except ConfigError:
                 raise ToolError("the configuration of this run cannot be read") from None
             shown, after = page(islice(report.wrong, offset, None), offset)
-            told = Recomputed(report.total, shown, report.given)
-            return ToolAnswer(untrusted=told, next_offset=after, total=len(report.wrong), untrusted_notes=notes(reader))
+            answer = Recomputed(report.total, shown, report.given)
+            return ToolAnswer(
+                untrusted=answer, next_offset=after, total=len(report.wrong), untrusted_notes=notes(reader)
+            )
 
     def metric_names(self, run: Run, contains: str = "", offset: Offset = 0) -> ToolAnswer[list[Metric]]:
         """List metrics with meaning and last value. contains: a part of the name, such as `kl/`."""
         with self.open(run) as reader:
             last = reader.metrics.latest_points()
-            found = [Metric(name, meaning(name), *at) for name, at in last.items() if contains in name]
+            found = [Metric(name, meaning(name), *last_point) for name, last_point in last.items() if contains in name]
             shown, after = page(found[offset:], offset)
             return ToolAnswer(untrusted=shown, next_offset=after, total=len(found), untrusted_notes=notes(reader))
 
@@ -166,8 +168,8 @@ class RunTools(Workspace):
         differ = [(name, values) for name in names if len(set(values := [c.get(name) for c in flat])) > 1]
         shown, after = page(differ[offset:], offset)
         last = {name: values for name in FIRST if any(values := [self._last(run, name) for run in runs])}
-        told = Compared([info.id for info in found], last, dict(shown), _evaluations(found))
-        return ToolAnswer(untrusted=told, next_offset=after, total=len(differ))
+        answer = Compared([info.id for info in found], last, dict(shown), _evaluations(found))
+        return ToolAnswer(untrusted=answer, next_offset=after, total=len(differ))
 
     def _last(self, run: str, name: str) -> float | None:
         with self.open(run) as reader:
@@ -190,10 +192,10 @@ class RunTools(Workspace):
 
 
 def _listed(info: RunInfo) -> ListedRun:
-    said = headline(info)
+    summary = headline(info)
     facts = {name: value for name, value in info.facts.items() if name != "summary"}
     name = str(info.facts.get("dump") or info.id)
-    return ListedRun(name, said.reward, said.success, said.interval, replace(info, facts=facts))
+    return ListedRun(name, summary.reward, summary.success, summary.interval, replace(info, facts=facts))
 
 
 def _evaluations(runs: Sequence[RunInfo]) -> list[str]:

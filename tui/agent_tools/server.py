@@ -32,11 +32,11 @@ WRITES = ("write_note",)
 def serve(workspace: Workspace, *, allow_notes: bool = False, port: int | None = None) -> None:
     """Serve until the client leaves, over standard input and output, or over HTTP on loopback at a port."""
     tools = [t for made in (RunTools, RolloutTools) for t in _tools(made(workspace.home, workspace.dumps))]
-    at: dict[str, object] = {} if port is None else {"host": HOST, "port": port}
+    address: dict[str, object] = {} if port is None else {"host": HOST, "port": port}
     second = importlib.util.find_spec("mcp.server.mcpserver") is not None  # mcp 2 renamed it
     library = importlib.import_module("mcp.server.mcpserver" if second else "mcp.server.fastmcp")
     made = library.MCPServer if second else library.FastMCP
-    server = made("grpo-tui", instructions=INSTRUCTIONS, log_level="WARNING", **({} if second else at))
+    server = made("grpo-tui", instructions=INSTRUCTIONS, log_level="WARNING", **({} if second else address))
     types = importlib.import_module("mcp.types")
     refusal = importlib.import_module(f"{library.__name__}.exceptions").ToolError
     for tool in tools:
@@ -45,7 +45,7 @@ def serve(workspace: Workspace, *, allow_notes: bool = False, port: int | None =
             hints = {"readOnlyHint": not writes, "destructiveHint": writes, "openWorldHint": False}
             server.add_tool(_served(tool, refusal), annotations=types.ToolAnnotations(**hints))
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as output, contextlib.redirect_stdout(output):  # it is closed
-        server.run("stdio" if port is None else "streamable-http", **(at if second else {}))
+        server.run("stdio" if port is None else "streamable-http", **(address if second else {}))
 
 
 def _tools(group: Workspace) -> list[Callable[..., object]]:

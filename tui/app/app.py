@@ -70,10 +70,10 @@ class GrpoApp(OwnOutputApp):
         """The clock for ages."""
         for made in textual_themes():
             self.register_theme(made)
-        wanted = theme or self.memory.get("theme", DEFAULT_THEME)
-        wanted = wanted if wanted in THEMES else DEFAULT_THEME
-        self.palette = Palette(THEMES[wanted])
-        self.theme = wanted
+        chosen = theme or self.memory.get("theme", DEFAULT_THEME)
+        chosen = chosen if chosen in THEMES else DEFAULT_THEME
+        self.palette = Palette(THEMES[chosen])
+        self.theme = chosen
 
     def get_default_screen(self) -> Screen:
         """Return the requested screen as the first one, which avoids laying out another screen."""

@@ -45,8 +45,8 @@ def said(step: Step) -> tuple[str, str]:
         words = _WRITTEN.sub("", words)
         if words == "\n".join(written(call) for call in step.calls):
             words = ""
-    whole = dict.fromkeys(text.strip() for text in thoughts)
-    return "\n\n".join(text for text in whole if text), words.strip("\n")
+    distinct = dict.fromkeys(text.strip() for text in thoughts)
+    return "\n\n".join(text for text in distinct if text), words.strip("\n")
 
 
 def written(call: Call) -> str:
@@ -143,61 +143,61 @@ def calls_of(step: Step) -> Sequence[Call]:
 
 def shown(call: Call, root: str = "") -> Shown:
     """Prepare a call for display. Removes `root` from its paths."""
-    given = call.arguments
-    if isinstance(given, Mapping):
-        return _shown(call.name, dict(given), root)
-    text = given if isinstance(given, str) else "" if given is None else brief(given, as_json=True)
+    arguments = call.arguments
+    if isinstance(arguments, Mapping):
+        return _shown(call.name, dict(arguments), root)
+    text = arguments if isinstance(arguments, str) else "" if arguments is None else brief(arguments, as_json=True)
     return Shown(call.name, arguments=[CallArgument("", text)]) if "\n" in text else Shown(call.name, text)
 
 
-def _shown(name: str, given: dict[str, Any], root: str) -> Shown:
-    path = _text(given, _PATH)
-    where = relative(given.get(path, "") if path else "", root)
+def _shown(name: str, values: dict[str, Any], root: str) -> Shown:
+    path = _text(values, _PATH)
+    where = relative(values.get(path, "") if path else "", root)
     verb = _VERBS.get(name, name)
-    word = given.get("command") if path else None
+    word = values.get("command") if path else None
     if isinstance(word, str) and word.isidentifier():  # an editor tool with subcommands
         verb = {"str_replace": "edit", "create": "write", "insert": "insert", "view": "view"}.get(word, word)
-        given = {key: value for key, value in given.items() if key != "command"}
-    if changed := _changes(given):
+        values = {key: value for key, value in values.items() if key != "command"}
+    if changed := _changes(values):
         keys, before, after = changed
         diff = difference(before, after)
-        rest = _others(given, {path, *keys})
+        rest = _others(values, {path, *keys})
         return Shown(verb, where, note=_counted(diff), arguments=[*rest, CallArgument("", diff, "diff")])
-    patch = _text(given, _PATCH)
-    if patch and re.search(r"^(?:\*\*\* |@@|\+\+\+ |diff --git )", given[patch], re.M):
-        found = re.findall(r"^(?:\*\*\* \w+ File: |\+\+\+ (?:b/)?)(.+)$", given[patch], re.M)
+    patch = _text(values, _PATCH)
+    if patch and re.search(r"^(?:\*\*\* |@@|\+\+\+ |diff --git )", values[patch], re.M):
+        found = re.findall(r"^(?:\*\*\* \w+ File: |\+\+\+ (?:b/)?)(.+)$", values[patch], re.M)
         where = where or ", ".join(relative(f, root) for f in dict.fromkeys(found))
-        arguments = [*_others(given, {path, patch}), CallArgument("", given[patch], "diff")]
-        return Shown(verb, where, note=_counted(given[patch]), arguments=arguments)
-    command = _text(given, _COMMAND)
+        arguments = [*_others(values, {path, patch}), CallArgument("", values[patch], "diff")]
+        return Shown(verb, where, note=_counted(values[patch]), arguments=arguments)
+    command = _text(values, _COMMAND)
     if command and not path:
-        kind = by_path(given[command].rsplit(None, 1)[-1]) if given[command].startswith(("cat ", "sed -n")) else ""
-        made = Shown("$", given[command].strip("\n"), "bash", arguments=_others(given, {command}), result_kind=kind)
+        kind = by_path(values[command].rsplit(None, 1)[-1]) if values[command].startswith(("cat ", "sed -n")) else ""
+        made = Shown("$", values[command].strip("\n"), "bash", arguments=_others(values, {command}), result_kind=kind)
         return _with_small(made)
-    if code := _text(given, _CODE):
-        language = given.get("language")
+    if code := _text(values, _CODE):
+        language = values.get("language")
         kind = language.lower() if isinstance(language, str) else "python"
-        return Shown(name, "", arguments=[*_others(given, {code, "language"}), CallArgument("", given[code], kind)])
+        return Shown(name, "", arguments=[*_others(values, {code, "language"}), CallArgument("", values[code], kind)])
     if path:
-        content = _text(given, _CONTENT)
-        rest = _others(given, {path, content})
+        content = _text(values, _CONTENT)
+        rest = _others(values, {path, content})
         if content:
-            lines = given[content].count("\n") + 1
+            lines = values[content].count("\n") + 1
             return Shown(verb, where, note=f"{lines:,} line{'s' * (lines != 1)}", arguments=[
-                *rest, CallArgument("", given[content], by_path(given[path]))])  # fmt: skip
-        return _with_small(Shown(verb, where, arguments=rest, result_kind=by_path(given[path])))
-    if url := _text(given, _URL):
+                *rest, CallArgument("", values[content], by_path(values[path]))])  # fmt: skip
+        return _with_small(Shown(verb, where, arguments=rest, result_kind=by_path(values[path])))
+    if url := _text(values, _URL):
         method = next(
-            (v.upper() for k, v in given.items() if k.lower() in ("method", "verb") and isinstance(v, str)), ""
+            (v.upper() for k, v in values.items() if k.lower() in ("method", "verb") and isinstance(v, str)), ""
         )
         method = method or next((m for m in ("POST", "PUT", "PATCH", "DELETE") if m.lower() in name.lower()), "GET")
-        return Shown(method, re.sub(r"^https?://", "", given[url]), arguments=_others(given, {url, "method", "verb"}))
-    asked = _text(given, (*_ASKED, *_CONTENT)) if len(given) > 1 else ""
-    if asked and "\n" not in given[asked] and any(isinstance(v, str) and "\n" in v for v in given.values()):
-        return Shown(name, given[asked], arguments=_others(given, {asked}))
-    if any(isinstance(v, str) and ("\n" in v or len(v) > _SHORT) for v in given.values()):
-        return _with_small(Shown(name, arguments=_others(given, set())))
-    return Shown(name + arguments_text(given))
+        return Shown(method, re.sub(r"^https?://", "", values[url]), arguments=_others(values, {url, "method", "verb"}))
+    text_key = _text(values, (*_ASKED, *_CONTENT)) if len(values) > 1 else ""
+    if text_key and "\n" not in values[text_key] and any(isinstance(v, str) and "\n" in v for v in values.values()):
+        return Shown(name, values[text_key], arguments=_others(values, {text_key}))
+    if any(isinstance(v, str) and ("\n" in v or len(v) > _SHORT) for v in values.values()):
+        return _with_small(Shown(name, arguments=_others(values, set())))
+    return Shown(name + arguments_text(values))
 
 
 def _with_small(made: Shown) -> Shown:
@@ -206,20 +206,20 @@ def _with_small(made: Shown) -> Shown:
     return Shown(made.head, made.text, made.kind, " ".join(f"{a.name}={a.text}" for a in small), rest, made.result_kind)
 
 
-def _text(given: Mapping[str, object], names: Sequence[str]) -> str:
-    return next((name for name in names if isinstance(given.get(name), str) and given[name]), "")
+def _text(arguments: Mapping[str, object], names: Sequence[str]) -> str:
+    return next((name for name in names if isinstance(arguments.get(name), str) and arguments[name]), "")
 
 
-def _others(given: Mapping[str, object], used: set[str]) -> list[CallArgument]:
-    rest = ((key, value) for key, value in given.items() if key not in used)
+def _others(arguments: Mapping[str, object], used: set[str]) -> list[CallArgument]:
+    rest = ((key, value) for key, value in arguments.items() if key not in used)
     return [CallArgument(key, v if isinstance(v, str) else brief(v, as_json=True)) for key, v in rest]
 
 
-def _changes(given: Mapping[str, Any]) -> tuple[set[str], str, str] | None:
+def _changes(arguments: Mapping[str, Any]) -> tuple[set[str], str, str] | None:
     for old, new in _CHANGES:
-        if isinstance(given.get(old), str) and isinstance(given.get(new), str):
-            return {old, new}, given[old], given[new]
-    edits = given.get("edits")
+        if isinstance(arguments.get(old), str) and isinstance(arguments.get(new), str):
+            return {old, new}, arguments[old], arguments[new]
+    edits = arguments.get("edits")
     if isinstance(edits, list) and edits and all(isinstance(edit, Mapping) for edit in edits):
         found = [_changes(edit) for edit in edits]
         if all(found):
@@ -234,7 +234,7 @@ def difference(before: str, after: str) -> str:
     if len(a) + len(b) > _COMPARED:
         return "\n".join([f"-{line}" for line in a] + [f"+{line}" for line in b])
     made = list(difflib.unified_diff(a if before else [], b if after else [], lineterm="", n=3))[2:]
-    return "\n".join(line for at, line in enumerate(made) if at or not line.startswith("@@"))
+    return "\n".join(line for index, line in enumerate(made) if index or not line.startswith("@@"))
 
 
 def _counted(diff: str) -> str:

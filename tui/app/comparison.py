@@ -76,10 +76,10 @@ def _numbered(steps: Sequence[Step]) -> list[int]:
     kinds: dict[str, list[tuple[Step, int]]] = {}
     numbers: list[int] = []
     for number, step in enumerate(steps):
-        alike = kinds.setdefault(f"{step.action}{arguments_text(step.arguments, _ALIKE)}", [])
-        numbers.append(next((known for other, known in alike if _same_call(step, other)), number))
+        numbered = kinds.setdefault(f"{step.action}{arguments_text(step.arguments, _ALIKE)}", [])
+        numbers.append(next((known for other, known in numbered if _same_call(step, other)), number))
         if numbers[-1] == number:
-            alike.append((step, number))
+            numbered.append((step, number))
     return numbers
 
 
@@ -90,12 +90,12 @@ def _blocks(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int
 
 def parting(left: Sequence[Step], right: Sequence[Step], pairs: Sequence[Pair]) -> str:
     """Describe in one sentence the first difference between two rollouts."""
-    for at, pair in enumerate(pairs):
+    for index, pair in enumerate(pairs):
         a = left[pair.left] if pair.left is not None else None
         b = right[pair.right] if pair.right is not None else None
         if a is not None and b is not None and _same(a, b):
             continue
-        where = f"They part at step {at + 1}" if at else "They part at the first step"
+        where = f"They part at step {index + 1}" if index else "They part at the first step"
         if a is None or b is None:
             side, step = ("right", b) if a is None else ("left", a)
             return f"{where}: only the {side} one has {summary(step) if step is not None else 'a step'} there."
@@ -139,8 +139,8 @@ def _same_call(a: Step, b: Step) -> bool:
 
 
 def _same(a: Step, b: Step) -> bool:
-    said = a.text == b.text if a.action is None else True
-    return said and _same_call(a, b) and a.thought == b.thought and a.observation == b.observation
+    same_text = a.text == b.text if a.action is None else True
+    return same_text and _same_call(a, b) and a.thought == b.thought and a.observation == b.observation
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def rows(left: str, right: str) -> list[ComparisonRow]:
         ]
     made: list[ComparisonRow] = []
     blocks = _blocks(a, b)
-    alike = any(same for *_, same in blocks)  # if all lines differ, marks show nothing
+    paired = any(same for *_, same in blocks)  # if all lines differ, marks show nothing
     for i1, i2, j1, j2, same in blocks:
         if same:
             kept = [ComparisonRow([(x, False)], [(x, False)]) for x in a[i1:i2]]
@@ -177,7 +177,7 @@ def rows(left: str, right: str) -> list[ComparisonRow]:
             made += kept
             continue
         for x, y in zip_longest(a[i1:i2], b[j1:j2]):
-            one, other = marks(x, y) if x is not None and y is not None else ([(x or "", alike)], [(y or "", alike)])
+            one, other = marks(x, y) if x is not None and y is not None else ([(x or "", paired)], [(y or "", paired)])
             made.append(ComparisonRow(one if x is not None else None, other if y is not None else None))
     return made
 

@@ -49,37 +49,37 @@ def decades(low: float, high: float, most: int) -> list[float]:
     return [exponent for exponent in finer if low <= exponent <= high][:most]
 
 
-def labels(at: Sequence[float]) -> list[str]:
+def labels(values: Sequence[float]) -> list[str]:
     """Format all ticks in one notation with the fewest digits that are exact."""
-    return [text.replace("-", MINUS) if text.startswith("-") and "e" not in text else text for text in _plain(at)]
+    return [text.replace("-", MINUS) if text.startswith("-") and "e" not in text else text for text in _plain(values)]
 
 
-def _plain(at: Sequence[float]) -> list[str]:
-    apart = min((abs(b - a) for a, b in pairwise(at) if b != a), default=abs(at[0]) if at else 0.0)
+def _plain(values: Sequence[float]) -> list[str]:
+    gap = min((abs(b - a) for a, b in pairwise(values) if b != a), default=abs(values[0]) if values else 0.0)
 
     def exact(made: Sequence[str], size: float = 1.0) -> bool:
-        return all(abs(float(m.replace(",", "")) * size - t) <= 1e-6 * apart for m, t in zip(made, at, strict=True))
+        return all(abs(float(m.replace(",", "")) * size - t) <= 1e-6 * gap for m, t in zip(made, values, strict=True))
 
-    largest = max(map(abs, at), default=0.0)
-    if largest < 1e6 and all(t == 0 or abs(t) >= 1e-4 for t in at):
+    largest = max(map(abs, values), default=0.0)
+    if largest < 1e6 and all(t == 0 or abs(t) >= 1e-4 for t in values):
         for places in range(7):
-            made = [f"{t:,.{places}f}" for t in at]
+            made = [f"{t:,.{places}f}" for t in values]
             if exact(made):
                 return made
     for size, unit in ((1e6, "M"), (1e9, "G")):
         if size <= largest < 1e3 * size:
             for places in range(4):
-                made = [f"{t / size:.{places}f}" for t in at]
+                made = [f"{t / size:.{places}f}" for t in values]
                 if exact(made, size):
-                    return ["0" if t == 0 else m + unit for m, t in zip(made, at, strict=True)]
+                    return ["0" if t == 0 else m + unit for m, t in zip(made, values, strict=True)]
     made = []
     for places in range(17):
-        made = [f"{t:.{places}e}" for t in at]
+        made = [f"{t:.{places}e}" for t in values]
         if exact(made):
             break
     return [
         "0" if t == 0 else m.replace("e+", "e").replace("e0", "e").replace("e-0", "e-")
-        for m, t in zip(made, at, strict=True)
+        for m, t in zip(made, values, strict=True)
     ]
 
 

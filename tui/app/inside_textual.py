@@ -189,5 +189,5 @@ def _is_known(app: App[None]) -> bool:
     return updates and display and all(hasattr(app, name) for name in _OF_THE_APP)
 
 
-def _parameters(of: object) -> tuple[str, ...] | None:
-    return tuple(inspect.signature(of).parameters) if callable(of) else None
+def _parameters(function: object) -> tuple[str, ...] | None:
+    return tuple(inspect.signature(function).parameters) if callable(function) else None

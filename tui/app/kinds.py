@@ -91,8 +91,8 @@ def chunks(text: str, kind: str) -> Iterator[str]:
         return
     gathered: list[str] = []
     size, fence = 0, ""
-    for whole in text.split("\n"):
-        for line in (whole[at : at + CHUNK] for at in range(0, max(1, len(whole)), CHUNK)):
+    for full_line in text.split("\n"):
+        for line in (full_line[start : start + CHUNK] for start in range(0, max(1, len(full_line)), CHUNK)):
             between = kind != "markdown" or not line.strip() or size > 2 * CHUNK
             if size >= CHUNK and between and not (fence and size <= 2 * CHUNK):
                 yield "\n".join([*gathered, *([fence[:3]] if fence else [])])

@@ -167,9 +167,9 @@ class ChartView:
         names = list(names)
         charts = CHARTS[self.kind]
         for by in range(1, len(charts) + 1):
-            at = (self.at + by) % len(charts)
-            if metrics_of(charts[at].metrics, names):
-                return replace(self, at=at, chosen=())
+            index = (self.at + by) % len(charts)
+            if metrics_of(charts[index].metrics, names):
+                return replace(self, at=index, chosen=())
         return replace(self, chosen=())
 
     def zoomed(self, factor: float, first: float, last: float) -> ChartView:
@@ -190,11 +190,11 @@ class ChartView:
         return replace(self, window=(a + shift, b + shift))
 
 
-def metrics_of(wanted: Iterable[str], names: Iterable[str]) -> list[str]:
+def metrics_of(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
     """Return the recorded metrics that match the patterns of a chart."""
     names = list(names)
     found: list[str] = []
-    for pattern in wanted:
+    for pattern in patterns:
         if pattern.endswith("*"):
             found += [n for n in names if n.startswith(pattern[:-1])]
         elif pattern in names:
@@ -216,17 +216,17 @@ class Along:
         """Return the x of a step, interpolated between known steps and clamped outside them."""
         if not self.steps:
             return float(step)
-        at = bisect_left(self.steps, step)
-        if at == 0 or at == len(self.steps):
-            return self.values[min(at, len(self.steps) - 1)]
-        (a, b), (low, high) = self.steps[at - 1 : at + 1], self.values[at - 1 : at + 1]
+        index = bisect_left(self.steps, step)
+        if index == 0 or index == len(self.steps):
+            return self.values[min(index, len(self.steps) - 1)]
+        (a, b), (low, high) = self.steps[index - 1 : index + 1], self.values[index - 1 : index + 1]
         return low + (high - low) * (step - a) / (b - a)
 
 
-def along(axis: XAxis, kind: Kind, times: Sequence[tuple[int, float]], tokens: Points, began: float) -> Along:
+def along(axis: XAxis, kind: Kind, times: Sequence[tuple[int, float]], tokens: Points, started: float) -> Along:
     """Return the x axis in a suitable unit, or in steps if nothing else is known."""
     if axis == "time" and times:
-        seconds = [max(0.0, time - (began or times[0][1])) for _, time in times]
+        seconds = [max(0.0, time - (started or times[0][1])) for _, time in times]
         size, unit = next((s, u) for s, u in ((86400, "days"), (3600, "hours"), (60, "minutes"), (0, "seconds"))
                           if seconds[-1] >= 2 * s)  # fmt: skip
         return Along(unit, False, [step for step, _ in times], [s / (size or 1) for s in seconds])

@@ -52,7 +52,7 @@ def findings(reading: Reading) -> list[LiveFinding]:
         events.append(Event("record", reading.problem))
     if reading.info.error and not any(e.kind == "error" and reading.info.error in e.message for e in events):
         events.append(Event("error", reading.info.error, step=reading.info.step))
-    found = [*merged(events), *(_of_request(asked) for asked in reading.asked)]
+    found = [*merged(events), *(_of_request(request) for request in reading.asked)]
     return sorted(found, key=lambda f: (SEVERITIES.index(f.severity), -f.last, -f.event.time))
 
 
@@ -80,18 +80,18 @@ def tally(found: Sequence[LiveFinding]) -> str:
 
 
 def _severity(event: Event) -> Severity:
-    said = event.data.get("severity")
+    stated = event.data.get("severity")
     if event.kind in ("error", "record"):
         return "failure"
     if event.kind == "note":
         return "good"
-    return said if said in ("failure", "hint", "good") else "warning"
+    return stated if stated in ("failure", "hint", "good") else "warning"
 
 
-def _of_request(asked: AnsweredRequest) -> LiveFinding:
-    answer = " · ".join(dict.fromkeys(asked.answers.values()))
-    message = f"{asked.request.command}: {answer or 'asked, not answered yet'}"
-    return LiveFinding("asked", message, Event("control", message, time=asked.request.time))
+def _of_request(answered: AnsweredRequest) -> LiveFinding:
+    answer = " · ".join(dict.fromkeys(answered.answers.values()))
+    message = f"{answered.request.command}: {answer or 'asked, not answered yet'}"
+    return LiveFinding("asked", message, Event("control", message, time=answered.request.time))
 
 
 Points = list[tuple[int, float]]
@@ -229,10 +229,12 @@ def read_curves(
     after, until = (-1, None) if window is None else (math.ceil(window[0]) - 1, math.floor(window[1]))
     made: dict[str, Points] = {}
     for name in names:
-        for wanted in (name, spread_of(name)):
-            if wanted and wanted not in made:
+        for metric_name in (name, spread_of(name)):
+            if metric_name and metric_name not in made:
                 try:
-                    made[wanted] = reader.metrics.points(wanted, after_step=after, until_step=until, max_points=POINTS)
+                    made[metric_name] = reader.metrics.points(
+                        metric_name, after_step=after, until_step=until, max_points=POINTS
+                    )
                 except RecordError:
-                    made[wanted] = []
+                    made[metric_name] = []
     return made

@@ -64,9 +64,9 @@ def _where(p: Palette, requests: Requests, now: float, width: int) -> list[Heade
     word = "serving" if serving and info.status == "running" else info.status
     parts = [HeaderField(0, Line(p).add(sign, style)), HeaderField(4, Line(p).add(word, style), gap=1)]
     pending = requests.pending
-    told = requests.told(None if pending is None else now - pending.request.time)
-    if told:
-        parts.append(HeaderField(2, Line(p).add(told, p.warn_bold)))
+    text = requests.told(None if pending is None else now - pending.request.time)
+    if text:
+        parts.append(HeaderField(2, Line(p).add(text, p.warn_bold)))
     if trouble := info.facts.get("trouble"):
         parts.append(HeaderField(3, Line(p).add("not recorded", p.warn_bold)))
         parts.append(HeaderField(11, Line(p).add(str(trouble).split(";")[0], p.warn)))
@@ -95,17 +95,17 @@ def _inside(p: Palette, reading: Reading, now: float) -> list[HeaderField]:
     if info.status not in ("starting", "running"):
         return []
     parts: list[HeaderField] = []
-    now_at = inside(info.progress, reading.live)
-    if now_at is not None and now_at.phase:
-        line = Line(p).add(now_at.phase, p.text)
-        if now_at.total > 1:
-            line.add(f" {count(now_at.done)}/{count(now_at.total)}", p.text)
+    position = inside(info.progress, reading.live)
+    if position is not None and position.phase:
+        line = Line(p).add(position.phase, p.text)
+        if position.total > 1:
+            line.add(f" {count(position.done)}/{count(position.total)}", p.text)
         parts.append(HeaderField(2, line))
     elif reading.phase and info.status == "starting":
         parts.append(HeaderField(3, Line(p).add(reading.phase, p.muted, most=40)))
-    heard = info.heard if reading.live is None else max(info.heard or 0.0, reading.live.time)
-    if heard is not None:
-        silent = max(0.0, now - heard)
+    last_report = info.heard if reading.live is None else max(info.heard or 0.0, reading.live.time)
+    if last_report is not None:
+        silent = max(0.0, now - last_report)
         tone = p.warn if silent > max(_QUIET, 3 * (reading.seconds_a_step or 0.0)) else p.faint
         parts.append(HeaderField(3, Line(p).add(f"{ago(silent)} ago", tone)))
     return parts

@@ -32,21 +32,21 @@ class LayoutInputs:
     empty: frozenset[str] = frozenset()
 
 
-def plan(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
+def plan(inputs: LayoutInputs, width: int, height: int) -> list[Box]:
     """Return the boxes. Neighbours share border lines. If room is short, log, speed and versions go first."""
-    if wanted.whole and wanted.focus in PANES[wanted.kind]:
-        return [Box(wanted.focus, 0, 0, width, height)]
+    if inputs.whole and inputs.focus in PANES[inputs.kind]:
+        return [Box(inputs.focus, 0, 0, width, height)]
     if width < 64 or height < 14:
-        return _small(wanted, width, height)
+        return _small(inputs, width, height)
     alerts = 4 if height < 30 else 5 if height < 45 else 7
-    if not wanted.findings:
+    if not inputs.findings:
         alerts = 3
-    if wanted.focus == "alerts":  # focused: room to read them
-        alerts = max(alerts, min(12, height // 2, wanted.findings + 5))
+    if inputs.focus == "alerts":  # focused: room to read them
+        alerts = max(alerts, min(12, height // 2, inputs.findings + 5))
     body = height - alerts + 1
-    if wanted.kind != "online" and {"learning", "speed"} <= wanted.empty:
-        return [*_before_the_first_step(wanted, width, body), Box("alerts", 0, body - 1, width, alerts)]
-    boxes = {"rft": _rft, "online": _online, "sft": _sft}[wanted.kind](wanted, width, body)
+    if inputs.kind != "online" and {"learning", "speed"} <= inputs.empty:
+        return [*_before_the_first_step(inputs, width, body), Box("alerts", 0, body - 1, width, alerts)]
+    boxes = {"rft": _rft, "online": _online, "sft": _sft}[inputs.kind](inputs, width, body)
     return [*boxes, Box("alerts", 0, body - 1, width, alerts)]
 
 
@@ -57,9 +57,9 @@ def _columns(width: int) -> tuple[tuple[int, int], tuple[int, int]]:
     return first, second
 
 
-def _before_the_first_step(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
-    known = [name for name in ("chart", "versions") if name not in wanted.empty]
-    if not wanted.writing:
+def _before_the_first_step(inputs: LayoutInputs, width: int, height: int) -> list[Box]:
+    known = [name for name in ("chart", "versions") if name not in inputs.empty]
+    if not inputs.writing:
         rows = split(height, [SplitPart(8, 1.0)] * (len(known) + 1))
         return [Box(name, 0, y, width, h) for name, (y, h) in zip([*known, "log"], rows, strict=True)]
     if width < 100:
@@ -74,24 +74,24 @@ def _before_the_first_step(wanted: LayoutInputs, width: int, height: int) -> lis
     return [Box("writing", x1, 0, w1, height), *(Box(n, x2, y, w2, h) for n, (y, h) in zip(names, rows, strict=True))]
 
 
-def _rft(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
-    rows = [SplitPart(9, 1.2), SplitPart(9, 1.0)] if wanted.writing else [SplitPart(9, 1.5), SplitPart(7, 0.55, 13)]
+def _rft(inputs: LayoutInputs, width: int, height: int) -> list[Box]:
+    rows = [SplitPart(9, 1.2), SplitPart(9, 1.0)] if inputs.writing else [SplitPart(9, 1.5), SplitPart(7, 0.55, 13)]
     (y, h), second, *third = split(height, [*rows, *([SplitPart(8, 0.3, 10)] if height >= 34 else [])])
     (_, cw), (_, tw) = _columns(width)
-    need = wanted.components + 5
-    boxes = _first_row(width, y, h, "components", need, "kl" if h >= need + 7 and "kl" not in wanted.empty else "")
-    first = "writing" if wanted.writing else "speed" if "actions" in wanted.empty else "actions"
+    need = inputs.components + 5
+    boxes = _first_row(width, y, h, "components", need, "kl" if h >= need + 7 and "kl" not in inputs.empty else "")
+    first = "writing" if inputs.writing else "speed" if "actions" in inputs.empty else "actions"
     if width >= 100:
         parts = [SplitPart(cw, 0.0), SplitPart(30, 1.0), SplitPart(26, 0.7)]
         if width < 110 or tw < 58:
             parts = [SplitPart(34, 1.2), SplitPart(32, 1.0), SplitPart(30, 0.8)]
         boxes += _row((first, "learning", "versions"), parts, width, *second)
-    elif wanted.writing:
+    elif inputs.writing:
         boxes += _row(("writing",), [SplitPart(0)], width, *second)
     else:
         boxes += _pair(first, "learning", width, *second)
     for row in third:
-        if first == "writing" and "actions" not in wanted.empty and width >= 120:
+        if first == "writing" and "actions" not in inputs.empty and width >= 120:
             boxes += _row(
                 ("speed", "actions", "log"), [SplitPart(40, 1.0), SplitPart(34, 0.8), SplitPart(40, 1.0)], width, *row
             )
@@ -102,7 +102,7 @@ def _rft(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
     return boxes
 
 
-def _online(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
+def _online(inputs: LayoutInputs, width: int, height: int) -> list[Box]:
     rows = [SplitPart(9, 1.4), SplitPart(7, 0.7, 14), *([SplitPart(8, 0.3, 10)] if height >= 34 else [])]
     (y, h), second, *third = split(height, rows)
     boxes = _first_row(width, y, h, "serving", 9, "kl" if h >= 18 else "")
@@ -116,7 +116,7 @@ def _online(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
     return boxes
 
 
-def _sft(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
+def _sft(inputs: LayoutInputs, width: int, height: int) -> list[Box]:
     (y, h), second = split(height, [SplitPart(9, 1.4), SplitPart(7, 0.6, 12)])
     boxes = _first_row(width, y, h, "learning", 10, "log" if h >= 18 else "")
     return boxes + _pair("speed", "versions", width, *second)
@@ -137,16 +137,16 @@ def _pair(left: str, right: str, width: int, y: int, height: int) -> list[Box]:
     return [Box(name, x, y, w, height) for name, (x, w) in zip((left, right), _columns(width), strict=True)]
 
 
-def _small(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
+def _small(inputs: LayoutInputs, width: int, height: int) -> list[Box]:
     """Plan a terminal of a few lines: chart, one panel and alerts, the focused pane first."""
     if height < 10:
-        return [Box(wanted.focus, 0, 0, width, height)]
-    waits = {"learning", "speed"} <= wanted.empty and wanted.kind != "online"
-    second = {"rft": "components", "sft": "learning", "online": "serving"}[wanted.kind]
+        return [Box(inputs.focus, 0, 0, width, height)]
+    waits = {"learning", "speed"} <= inputs.empty and inputs.kind != "online"
+    second = {"rft": "components", "sft": "learning", "online": "serving"}[inputs.kind]
     if waits:
-        second = "writing" if wanted.writing else "log"
-    if wanted.focus not in ("chart", "alerts"):
-        second = wanted.focus
+        second = "writing" if inputs.writing else "log"
+    if inputs.focus not in ("chart", "alerts"):
+        second = inputs.focus
     if waits:
         (y1, h1), (y2, h2) = split(height, [SplitPart(6, 1.0), SplitPart(4, 0.3)])
         return [Box(second, 0, y1, width, h1), Box("alerts", 0, y2, width, h2)]
@@ -155,5 +155,5 @@ def _small(wanted: LayoutInputs, width: int, height: int) -> list[Box]:
     if height - half >= 9:
         (y1, h1), (y2, h2) = split(height - half + 1, [SplitPart(6, 1.0), SplitPart(4, 0.3)])
         return [*boxes, Box(second, 0, half - 1 + y1, width, h1), Box("alerts", 0, half - 1 + y2, width, h2)]
-    third = "alerts" if wanted.focus == "alerts" else second
+    third = "alerts" if inputs.focus == "alerts" else second
     return [*boxes, Box(third, 0, half - 1, width, height - half + 1)]

@@ -64,8 +64,8 @@ class OutlineOf:
         rewards = {s.step: s for s in record.breakdown.steps} if has_step_rewards(record) and record.breakdown else {}
         advantages = record.step_advantages
         self.entries = [
-            Entry(step, root, rewards.get(step.index), advantages[at] if at < len(advantages) else None)
-            for at, step in enumerate(record.trajectory.steps)
+            Entry(step, root, rewards.get(step.index), advantages[index] if index < len(advantages) else None)
+            for index, step in enumerate(record.trajectory.steps)
         ]
 
     @property
@@ -73,13 +73,13 @@ class OutlineOf:
         if not self.filter:
             return range(len(self.entries))
         holds = matcher(self.filter)
-        return [at for at, entry in enumerate(self.entries) if holds(entry)]
+        return [index for index, entry in enumerate(self.entries) if holds(entry)]
 
     def beside(self, step: int, by: int, holds: Callable[[Entry], bool]) -> int | None:
         """Return the next or previous matching step, wrapping around the ends."""
         order = [*range(step + 1, len(self.entries)), *range(step + 1)]
         order = order if by > 0 else [*reversed(order[:-1]), step]
-        return next((at for at in order if holds(self.entries[at])), None)
+        return next((index for index in order if holds(self.entries[index])), None)
 
     def same_tool(self, step: int) -> Callable[[Entry], bool]:
         tools = {call.name for call in calls_of(self.entries[step].step)}
@@ -95,11 +95,11 @@ def matcher(text: str) -> Callable[[Entry], bool]:
     """Return a predicate for entries that contain all words of a filter."""
     words = _THOUGHT.sub("", text).casefold().split()
     least = max((int(n) for n in _THOUGHT.findall(text)), default=-1)
-    asked = {"failed": lambda e: e.failed, "penalised": lambda e: e.penalised}
-    plain = [word for word in words if word not in asked]
+    special = {"failed": lambda e: e.failed, "penalised": lambda e: e.penalised}
+    plain = [word for word in words if word not in special]
 
     def holds(entry: Entry) -> bool:
-        if not all(asked[word](entry) for word in words if word in asked) or entry.thought <= least:
+        if not all(special[word](entry) for word in words if word in special) or entry.thought <= least:
             return False
         if not plain:
             return True

@@ -104,11 +104,11 @@ class Painter:
         if before == cells:
             return pen
         line[x:end] = cells
-        at = -1
+        column = -1
         for first, last in _runs(before, cells):
-            out.append(f"\x1b[{first - at}C" if at >= 0 else f"\x1b[{y + 1};{x + first + 1}H")
+            out.append(f"\x1b[{first - column}C" if column >= 0 else f"\x1b[{y + 1};{x + first + 1}H")
             pen = self._write(out, pen, cells[first:last])
-            at = last if x + last < self._size[0] else -1
+            column = last if x + last < self._size[0] else -1
         return pen
 
     def _write(self, out: list[str], pen: _Pen, cells: list[int]) -> _Pen:
@@ -134,17 +134,17 @@ class Painter:
         if all(cell == number for cell in line[x:end]):
             return pen
         line[x:end] = [number] * strip.cell_length
-        there = f"\x1b[{y + 1};{x + 1}H"
-        out.append(there)
+        move = f"\x1b[{y + 1};{x + 1}H"
+        out.append(move)
         for text, style, _ in segments:
             turn, pen = _turn(pen, self._pens[self._numbers_of(style)[0] >> _SHIFT])
             size = cell_len(text)
             contested = not (text.isascii() or _single(text))
-            out += (turn, " " * size, there, text) if contested else (turn, text)
+            out += (turn, " " * size, move, text) if contested else (turn, text)
             x += size
-            there = f"\x1b[{y + 1};{x + 1}H"
+            move = f"\x1b[{y + 1};{x + 1}H"
             if contested and x < self._size[0]:
-                out.append(there)
+                out.append(move)
         return pen
 
     def _cells(self, strip: Strip) -> list[int] | None:
@@ -218,9 +218,9 @@ def _runs(before: list[int], after: list[int]) -> Iterator[tuple[int, int]]:
 
 
 @lru_cache(maxsize=4096)
-def _turn(now: _Pen, wanted: _Pen) -> tuple[str, _Pen]:
+def _turn(now: _Pen, pen: _Pen) -> tuple[str, _Pen]:
     codes: list[str] = []
-    attributes, colour = wanted.attributes, wanted.colour
+    attributes, colour = pen.attributes, pen.colour
     if colour is None:
         seen = not now.attributes <= _UNSEEN_ON_BLANKS
         attributes, colour = (_NONE, "") if seen else (now.attributes, now.colour)
@@ -230,6 +230,6 @@ def _turn(now: _Pen, wanted: _Pen) -> tuple[str, _Pen]:
     codes += sorted(attributes - now.attributes)
     if colour != now.colour:
         codes.append(colour or "39")
-    if wanted.background != now.background:
-        codes.append(wanted.background or "49")
-    return f"\x1b[{';'.join(codes)}m" if codes else "", _Pen(attributes, colour, wanted.background)
+    if pen.background != now.background:
+        codes.append(pen.background or "49")
+    return f"\x1b[{';'.join(codes)}m" if codes else "", _Pen(attributes, colour, pen.background)

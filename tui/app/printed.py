@@ -37,11 +37,11 @@ def _texts(record: TrajectoryRecord, parts: Iterable[int], width: int) -> Flow:
     """Lay out the prompt, the end, or steps (from 0). Nothing folds."""
     texts = RolloutTexts(record.trajectory)
     lay = TextLayout(Renderer(_DARK, colors=False), width, {"text": 10**9}, (), lambda key: True, lambda key: False)
-    for at in parts:
-        if at >= 0:
-            head = Line(_DARK).add(f"─ {at + 1} ", _DARK.title)
+    for position in parts:
+        if position >= 0:
+            head = Line(_DARK).add(f"─ {position + 1} ", _DARK.title)
             lay.line(head.add("─" * (width - head.width), _DARK.border))
-        lay.put(at, texts.of(at))
+        lay.put(position, texts.of(position))
     return Flow(lay.parts)
 
 
@@ -84,9 +84,9 @@ def end_lines(whole: Whole, width: int = WIDTH) -> Iterator[str]:
         yield from _plain(reward.of_rollout())
     if not record.step_advantages:
         yield from _plain(reward.advantage())
-    for what, why in record.unknown.items():
+    for what, reason in record.unknown.items():
         if what not in _EXPLAINED:
-            yield from wrap(f"{what}: not recorded: {why}", width)
+            yield from wrap(f"{what}: not recorded: {reason}", width)
     if whole.uses or record.served is not None:
         yield from _plain(reward.learned())
 
@@ -104,34 +104,34 @@ def markdown(record: TrajectoryRecord) -> str:
     """Render a rollout as Markdown: prose as written, everything else in language fences."""
     t, texts = record.trajectory, RolloutTexts(record.trajectory)
     total = record.breakdown.total if record.breakdown is not None else None
-    said = [f"# {literal(t.id)}", *([f"reward {total:g}"] if total is not None else [])]
-    said += map(_block, texts.of(PROMPT))
-    for at in range(len(t.steps)):
-        said += [f"## Step {at + 1}", *map(_block, texts.of(at))]
-    return "\n\n".join([*said, *map(_block, texts.of(END))]) + "\n"
+    blocks = [f"# {literal(t.id)}", *([f"reward {total:g}"] if total is not None else [])]
+    blocks += map(_block, texts.of(PROMPT))
+    for position in range(len(t.steps)):
+        blocks += [f"## Step {position + 1}", *map(_block, texts.of(position))]
+    return "\n\n".join([*blocks, *map(_block, texts.of(END))]) + "\n"
 
 
-def _block(given: Field) -> str:
-    text, name = given.text.strip("\n"), f"**{literal(given.name)}**" if given.name else ""
-    if given.prose:
+def _block(field: Field) -> str:
+    text, name = field.text.strip("\n"), f"**{literal(field.name)}**" if field.name else ""
+    if field.prose:
         text = _prose(text)
-    if given.role == "thought":
+    if field.role == "thought":
         return "> " + "\n> ".join([name, "", *text.split("\n")])
-    if given.prose:
+    if field.prose:
         return f"{name}\n\n{text}" if name else text
-    if "\n" not in text and len(text) < 200 and given.role != "result":
+    if "\n" not in text and len(text) < 200 and field.role != "result":
         code = f"`{literal(text)}`" if text and "`" not in text else literal(text)
-        return f"{name} {code}{f' · {given.note}' if given.note else ''}".strip()
-    kind = given.kind or kind_of(text)
+        return f"{name} {code}{f' · {field.note}' if field.note else ''}".strip()
+    kind = field.kind or kind_of(text)
     fence = "`" * max(3, *(len(run) + 1 for run in _runs(text)))
     language = "" if kind in ("raw", "plain", "ansi", "markdown") else kind
     body = "\n".join(literal(line.expandtabs(4)) for line in text.split("\n"))
-    return f"{name}{f' · {given.note}' if given.note else ''}\n\n{fence}{language}\n{body}\n{fence}".lstrip("\n")
+    return f"{name}{f' · {field.note}' if field.note else ''}\n\n{fence}{language}\n{body}\n{fence}".lstrip("\n")
 
 
 def _prose(text: str) -> str:
     parts = re.split(r"(```.*?(?:```|\Z)|`[^`\n]*`)", prepared(text, "plain"), flags=re.S)
-    return "".join(part if at % 2 else re.sub(r"<(?=[A-Za-z/!?])", "&lt;", part) for at, part in enumerate(parts))
+    return "".join(part if index % 2 else re.sub(r"<(?=[A-Za-z/!?])", "&lt;", part) for index, part in enumerate(parts))
 
 
 def _runs(text: str) -> Iterator[str]:

@@ -51,8 +51,8 @@ def short(action: str) -> str:
 def rollout_columns(p: Palette, extras: Sequence[str], around: Sequence[TrajectoryRow]) -> Sequence[TableColumn]:
     """Return the columns for the rows `around` the visible ones. Prompts start where they differ in these rows."""
     shared = shared_beginning(row.prompt for row in around)
-    spoken = [row.words is not None for row in around]
-    title = "answer" if spoken and all(spoken) else "route or answer" if any(spoken) else "route"
+    has_words = [row.words is not None for row in around]
+    title = "answer" if has_words and all(has_words) else "route or answer" if any(has_words) else "route"
 
     penalised = title != "answer" or any(row.penalties for row in around)
 
@@ -136,6 +136,6 @@ def _extra(p: Palette, name: str, place: int, around: Sequence[TrajectoryRow]) -
 
 def extras_shown(names: Sequence[str], filter_: str) -> tuple[str, ...]:
     """Choose which of the record's own columns to show: those in the filter, then components, then others."""
-    asked = [n for n in names if n in filter_]
+    filtered = [n for n in names if n in filter_]
     components = [n for n in names if n.startswith("component.")][:4]
-    return tuple(dict.fromkeys([*asked, *components, *names]))[:6]
+    return tuple(dict.fromkeys([*filtered, *components, *names]))[:6]

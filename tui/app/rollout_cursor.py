@@ -95,31 +95,33 @@ class RolloutCursor:
             return None
         return numbers[(numbers.index(self.n) + by) % len(numbers)]
 
-    def find(self, wanted: Sequence[str], by: int = 1) -> bool:
+    def find(self, words: Sequence[str], by: int = 1) -> bool:
         if self.record is None:
             return False
-        found = beside(self.record.trajectory, wanted, self.step, self.match, by)
+        found = beside(self.record.trajectory, words, self.step, self.match, by)
         if found is not None:
             self.step, self.match = found.step, found
         return found is not None
 
 
-def beside(trajectory: Trajectory, wanted: Sequence[str], step: int, match: Match | None, by: int) -> Match | None:
+def beside(trajectory: Trajectory, words: Sequence[str], step: int, match: Match | None, by: int) -> Match | None:
     """Return the next (`by` +1) or previous (−1) match from a match on, or from `step` on without one."""
     last = max(0, len(trajectory.steps) - 1)
-    for here in range(step, last + 1) if by > 0 else range(step, -1, -1):
-        at = match if match is not None and match.step == here else None
-        fields = list(enumerate(fields_at(trajectory, here)))
+    for position in range(step, last + 1) if by > 0 else range(step, -1, -1):
+        current = match if match is not None and match.step == position else None
+        fields = list(enumerate(fields_at(trajectory, position)))
         for index, field in fields if by > 0 else reversed(fields):
-            if at is not None and (index < at.field if by > 0 else index > at.field):
+            if current is not None and (index < current.field if by > 0 else index > current.field):
                 continue
-            inside = at is not None and index == at.field
+            inside = current is not None and index == current.field
             if by > 0:
-                span = span_after(field.text, wanted, at.end if at is not None and inside else 0)
+                span = span_after(field.text, words, current.end if current is not None and inside else 0)
             else:
-                span = span_before(field.text, wanted, at.start if at is not None and inside else len(field.text))
+                span = span_before(
+                    field.text, words, current.start if current is not None and inside else len(field.text)
+                )
             if span is not None:
-                return Match(here, index, *span)
+                return Match(position, index, *span)
     return None
 
 

@@ -29,16 +29,18 @@ class Field:
 
 def prompt_fields(trajectory: Trajectory, task: bool = False) -> list[Field]:
     """Return the prompt by speaker. With `task`, include the task's fields and the tools."""
-    said = [(m.name or m.role, m.text) for m in trajectory.messages] or [("prompt", trajectory.prompt)]
-    fields = [Field(name, text, "muted", role="prompt", prose=True) for name, text in said]
+    messages = [(m.name or m.role, m.text) for m in trajectory.messages] or [("prompt", trajectory.prompt)]
+    fields = [Field(name, text, "muted", role="prompt", prose=True) for name, text in messages]
     fields += _seen_field(trajectory.seen)
     if task and trajectory.task:
-        given = trajectory.task.items()
-        told = (f"{key}: {value if isinstance(value, str) else brief(value, as_json=True)}" for key, value in given)
-        fields.append(Field("task", "\n".join(told), "muted", "plain", "prompt"))
+        task_items = trajectory.task.items()
+        lines = (
+            f"{key}: {value if isinstance(value, str) else brief(value, as_json=True)}" for key, value in task_items
+        )
+        fields.append(Field("task", "\n".join(lines), "muted", "plain", "prompt"))
     if task and trajectory.tools:
-        told = (f"{tool.name}  {tool.description}".rstrip() for tool in trajectory.tools)
-        fields.append(Field("tools", "\n".join(told), "muted", "plain", "prompt"))
+        lines = (f"{tool.name}  {tool.description}".rstrip() for tool in trajectory.tools)
+        fields.append(Field("tools", "\n".join(lines), "muted", "plain", "prompt"))
     return fields
 
 
@@ -65,8 +67,8 @@ def step_fields(step: Step, root: str = "") -> list[Field]:
             kind = "plain" if view.kind == "text" else view.kind
             fields.append(Field(view.title or "view", view.content, kind=kind, role="display"))
     fields += _seen_field(step.seen)
-    told = [call.error for call in calls if call.error and call.result is not None]
-    if step.error and not any(error in step.error for error in told):
+    errors = [call.error for call in calls if call.error and call.result is not None]
+    if step.error and not any(error in step.error for error in errors):
         fields.append(Field("✗ error", step.error, "bad", "plain"))
     return fields
 
@@ -79,10 +81,10 @@ def thought_fields(thought: str) -> list[Field]:
 
 def call_fields(call: Call, root: str = "", seconds: float = 0.0, several: bool = False) -> list[Field]:
     """Return a call in one line with its outcome, its other arguments and its result."""
-    made, (worked, why) = shown(call, root), ended(call)
+    made, (worked, ending) = shown(call, root), ended(call)
     sign, tone = {True: ("✓", "good"), False: ("✗", "bad"), None: ("·", "accent")}[worked]
     result = bare(call.result or "")
-    notes = (why, made.note, _size(result), duration(seconds) if seconds >= 1 else "")
+    notes = (ending, made.note, _size(result), duration(seconds) if seconds >= 1 else "")
     note = " · ".join(part for part in notes if part)
     fields = [Field(f"{sign} {made.head}", made.text, tone, made.kind, "call", note=note)]
     fields += [Field(a.name, a.text, kind=a.kind, role="argument", indent=2) for a in made.arguments if a.text.strip()]
@@ -92,7 +94,7 @@ def call_fields(call: Call, root: str = "", seconds: float = 0.0, several: bool 
         if result.strip():
             kind = made.result_kind if worked else ""
             fields.append(Field("", result, kind=kind, role="result", tail=worked is False, indent=2))
-        if call.error and call.error not in call.result and call.error.replace(" code", "") != why:
+        if call.error and call.error not in call.result and call.error.replace(" code", "") != ending:
             fields.append(Field("✗ error", call.error, "bad", "plain", indent=2))
     elif several:
         fields.append(Field("", "no result was recorded", "faint", "plain", indent=2))
@@ -170,25 +172,25 @@ class RolloutTexts:
         self._raw, self._task = raw, task
         self._made: dict[int, list[Field]] = {}
 
-    def of(self, at: int) -> list[Field]:
+    def of(self, position: int) -> list[Field]:
         """Return the texts of a step, or those before or after the steps."""
-        if at not in self._made:
-            self._made[at] = self._make(at)
-        return self._made[at]
+        if position not in self._made:
+            self._made[position] = self._make(position)
+        return self._made[position]
 
-    def _make(self, at: int) -> list[Field]:
+    def _make(self, position: int) -> list[Field]:
         t = self.trajectory
-        if at == PROMPT:
+        if position == PROMPT:
             return prompt_fields(t, task=self._task)
-        if at == END:
+        if position == END:
             return end_fields(t)
-        if at >= len(t.steps):
+        if position >= len(t.steps):
             return []
-        return raw_fields(t.steps[at]) if self._raw else step_fields(t.steps[at], self._root)
+        return raw_fields(t.steps[position]) if self._raw else step_fields(t.steps[position], self._root)
 
-    def summary(self, at: int) -> str:
+    def summary(self, position: int) -> str:
         """Summarise a step in one line."""
-        return summary(self.trajectory.steps[at], self._root)
+        return summary(self.trajectory.steps[position], self._root)
 
     def key_of(self, step: int, field: int) -> Key:
         """Return the text at this position in `fields_at`."""
@@ -196,8 +198,8 @@ class RolloutTexts:
         if field < before:
             return PROMPT, field
         own = len(self.of(step))
-        at = field - before
-        return (step, at) if at < own else (END, at - own)
+        index = field - before
+        return (step, index) if index < own else (END, index - own)
 
 
 def fields_at(trajectory: Trajectory, step: int) -> list[Field]:
@@ -210,5 +212,5 @@ def fields_at(trajectory: Trajectory, step: int) -> list[Field]:
 
 
 def _seen_field(seen: Sequence[SeenImage]) -> list[Field]:
-    told = [f"{image.width} × {image.height} pixels, {image.tokens} tokens" for image in seen]
-    return [Field("saw", "\n".join(told), "muted", "plain")] if told else []
+    lines = [f"{image.width} × {image.height} pixels, {image.tokens} tokens" for image in seen]
+    return [Field("saw", "\n".join(lines), "muted", "plain")] if lines else []

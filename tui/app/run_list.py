@@ -48,9 +48,9 @@ def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
 
     rows = {}
     for info in (*list_runs(folder), *map(look, recent()[:DUMPS])):
-        said, old = headline.of_status(info), before.get(info.path)
-        if said is not None:
-            rows[info.path] = RunRow(info, said, known=True)
+        summary, old = headline.of_status(info), before.get(info.path)
+        if summary is not None:
+            rows[info.path] = RunRow(info, summary, known=True)
         elif old is not None and (old.info.step, old.info.status) == (info.step, info.status):
             rows[info.path] = replace(old, info=info)
         else:
@@ -75,8 +75,8 @@ def arranged(rows: Iterable[RunRow], text: str, column: str, descending: bool) -
 
     def matches(row: RunRow) -> bool:
         i = row.info
-        held = f"{i.id} {i.name} {'' if row.dump else i.status} {i.mode} {i.environment} {i.model}".casefold()
-        return all(word in held for word in words)
+        searched = f"{i.id} {i.name} {'' if row.dump else i.status} {i.mode} {i.environment} {i.model}".casefold()
+        return all(word in searched for word in words)
 
     found = [row for row in rows if matches(row)]
     found.sort(key=lambda row: (_key(row, column), row.info.created), reverse=descending)

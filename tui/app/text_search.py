@@ -45,48 +45,48 @@ def _pattern(word: str, joined: bool) -> re.Pattern[str]:
     """Compile a word or phrase; with `joined`, it also matches across `JOINT`. Blanks match anything between words."""
     joint = f"{JOINT}?" if joined else ""
     variants, parts = _variants(), []
-    text, at = fold(word), 0
-    while at < len(text):
-        char = text[at]
+    text, position = fold(word), 0
+    while position < len(text):
+        char = text[position]
         if char.isspace():
-            end = next((i for i in range(at, len(text)) if not text[i].isspace()), len(text))
-            parts.append(r"[\W_]{1,64}?" if at > 0 and end < len(text) else r"\s")
-            at = end
+            end = next((i for i in range(position, len(text)) if not text[i].isspace()), len(text))
+            parts.append(r"[\W_]{1,64}?" if position > 0 and end < len(text) else r"\s")
+            position = end
             continue
         one = f"[{re.escape(variants.get(char, char))}]{_MARKS}*"
-        several = variants.get(text[at : at + 2])
-        if several is not None and at + 1 < len(text):
-            second = variants.get(text[at + 1], text[at + 1])
+        several = variants.get(text[position : position + 2])
+        if several is not None and position + 1 < len(text):
+            second = variants.get(text[position + 1], text[position + 1])
             parts.append(f"(?:{one}{joint}[{re.escape(second)}]{_MARKS}*|[{several}])")
-            at += 2
+            position += 2
         else:
             parts.append(one)
-            at += 1
+            position += 1
     return re.compile(joint.join(parts) or r"(?!)")
 
 
-def spans(text: str, wanted: Sequence[str], joined: bool = False) -> list[Span]:
+def spans(text: str, words: Sequence[str], joined: bool = False) -> list[Span]:
     """Return all matches from left to right."""
-    return sorted({found.span() for word in wanted for found in _pattern(word, joined).finditer(text)})
+    return sorted({found.span() for word in words for found in _pattern(word, joined).finditer(text)})
 
 
-def span_after(text: str, wanted: Sequence[str], start: int) -> Span | None:
+def span_after(text: str, words: Sequence[str], start: int) -> Span | None:
     """Return the first match at or after `start`."""
-    return min((span for word in wanted if (span := _first(text, word, start))), default=None)
+    return min((span for word in words if (span := _first(text, word, start))), default=None)
 
 
 def _first(text: str, word: str, start: int) -> Span | None:
     plain = fold(word)
     if text.isascii() and not any(map(str.isspace, plain)):  # eight times as fast on texts of megabytes
-        at = text.lower().find(plain, start) if plain else -1
-        return None if at < 0 else (at, at + len(plain))
+        begin = text.lower().find(plain, start) if plain else -1
+        return None if begin < 0 else (begin, begin + len(plain))
     found = _pattern(word, False).search(text, start)
     return None if found is None else found.span()
 
 
-def span_before(text: str, wanted: Sequence[str], end: int) -> Span | None:
+def span_before(text: str, words: Sequence[str], end: int) -> Span | None:
     """Return the last match that ends at or before `end`."""
-    found = [span for word in wanted if (span := next(_backwards(text, _pattern(word, False), end), None))]
+    found = [span for word in words if (span := next(_backwards(text, _pattern(word, False), end), None))]
     return max(found, default=None)
 
 

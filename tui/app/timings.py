@@ -75,11 +75,11 @@ def timings(reader: RunReader, first: int, last: int) -> list[Timings]:
         name: dict(reader.metrics.points(name, after_step=first - 1, until_step=last))
         for name in (*WHOLE, *STACKED, *LATER)
     }
-    whole = next((read[name] for name in WHOLE if read[name]), {})
+    totals = next((read[name] for name in WHOLE if read[name]), {})
     made = []
-    for step, seconds in whole.items():
+    for step, seconds in totals.items():
         parts, later = (
-            {told: s for name, told in phases.items() if 0 < (s := read[name].get(step, 0.0)) < math.inf}
+            {title: s for name, title in phases.items() if 0 < (s := read[name].get(step, 0.0)) < math.inf}
             for phases in (STACKED, LATER)
         )
         known, seconds = math.fsum(parts.values()), seconds if math.isfinite(seconds) else 0.0
@@ -93,7 +93,7 @@ def spans(reader: RunReader, step: int) -> dict[str, list[tuple[float, float]]]:
     """Return begin and end of a step's parts and servers, in seconds from the first. Empty if not recorded."""
     found = {name: some for name, some in reader.timeline(step).items() if some}
     found.pop("step", None)
-    first = min((began for some in found.values() for began, _ in some), default=0.0)
+    first = min((start for some in found.values() for start, _ in some), default=0.0)
     order = [*(name for name in NAMED if name in found), *sorted(name for name in found if name not in NAMED)]
     return {NAMED.get(name, name): [(a - first, b - first) for a, b in found[name]] for name in order}
 

@@ -95,9 +95,9 @@ def _plain(result: Branch, path: str) -> dict[str, object]:
 
 
 def _lines(result: Branch) -> Iterator[str]:
-    at, spec = result.at, result.spec
-    where = f"step {at.step}" + ("" if at.token is None else f" after token {at.token}")
-    yield f"rollout {at.rollout} of {Path(at.run).name}, {where}"
+    source, spec = result.at, result.spec
+    where = f"step {source.step}" + ("" if source.token is None else f" after token {source.token}")
+    yield f"rollout {source.rollout} of {Path(source.run).name}, {where}"
     yield f"policy {spec.subject} (step {spec.step}; step {result.version} sampled the rollout)"
     if result.replay is not None:
         turn = result.replay["turn"]

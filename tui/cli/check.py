@@ -123,8 +123,8 @@ def _steps(found: Found) -> str:
         return ""
     began = found.step if found.began is None else found.began
     later = {"found": found.step, "strongest": found.strongest}
-    told = ", ".join(f"{name} at {step}" for name, step in later.items() if step != began)
-    return f"step {began} ({told}): " if told else f"step {began}: "
+    others = ", ".join(f"{name} at {step}" for name, step in later.items() if step != began)
+    return f"step {began} ({others}): " if others else f"step {began}: "
 
 
 def _recompute(reference: str, info: RunInfo, formula: str, as_json: bool) -> None:
@@ -140,8 +140,8 @@ def _recompute(reference: str, info: RunInfo, formula: str, as_json: bool) -> No
     for problem in problems:
         warn(f"not read: {problem}")
     if not as_json:
-        for what, why in report.given.items():
-            say(f"taken as recorded: {what} ({why})")
+        for what, reason in report.given.items():
+            say(f"taken as recorded: {what} ({reason})")
         say(f"{report.total:,} numbers computed again, {len(report.wrong):,} wrong")
     if report.wrong or problems:
         raise typer.Exit(ExitCode.FAILED)

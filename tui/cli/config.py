@@ -61,7 +61,7 @@ def chosen_lines(
         if section in sections.get(settings.mode, ()):
             value = "" if choice.value is None else f" {choice.value}"
             by_reason.setdefault(choice.why, []).append(key + value)
-    lines = [f"  {', '.join(values)} ({why})" for why, values in by_reason.items()]
+    lines = [f"  {', '.join(values)} ({reason})" for reason, values in by_reason.items()]
     head = [f"chosen for {settings.model.base} (what you set wins):"] if lines else []
     return [*head, *lines, *(f"unusual: {warning}" for warning in unusual(settings.model, settings.training))]
 

@@ -136,18 +136,18 @@ def packages() -> Iterator[Fact]:
         needed = extra == "" or (extra == TRAIN and not light)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
             continue
-        name, cure = requirement.name, f"pip install '{requirement.name}{requirement.specifier}'"
+        name, advice = requirement.name, f"pip install '{requirement.name}{requirement.specifier}'"
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             if needed:
-                yield Fact("missing", f"{name} is not installed", cure)
+                yield Fact("missing", f"{name} is not installed", advice)
             else:
                 absent.setdefault(extra, []).append(name)
             continue
         if not requirement.specifier.contains(version, prereleases=True):
             state = "missing" if needed else "note"
-            yield Fact(state, f"{name} {version}, but {requirement.specifier} is needed", cure)
+            yield Fact(state, f"{name} {version}, but {requirement.specifier} is needed", advice)
         elif needed:
             yield Fact("good", f"{name} {version}")
             if name == "transformers" and not SpecifierSet(">=5.23").contains(version, prereleases=True):
@@ -195,8 +195,8 @@ def devices() -> Iterator[Fact]:
         )
         return
     if found["tools"]:
-        cure = "pip install --force-reinstall scikit-image onnxruntime rapidocr"
-        yield Fact("missing", f"the tools of the visual environment do not load: {found['tools']}", cure)
+        advice = "pip install --force-reinstall scikit-image onnxruntime rapidocr"
+        yield Fact("missing", f"the tools of the visual environment do not load: {found['tools']}", advice)
     for gpu in found["gpus"]:
         bf16 = "bfloat16" if gpu["bf16"] else "no bfloat16"
         yield Fact("good", f"GPU {gpu['name']}, {gpu['memory'] / GIB:.0f} GiB, CUDA {found['cuda']}, {bf16}")
@@ -211,13 +211,13 @@ def disk(home: Path) -> Fact:
     """Yield the room for runs, and whether they may be written."""
     from ...engine.runs.paths import network_file_system
 
-    there = next(p for p in (home, *home.parents) if p.exists())
-    free = shutil.disk_usage(there).free / GIB
-    if not (there.is_dir() and os.access(there, os.W_OK)):
+    existing = next(p for p in (home, *home.parents) if p.exists())
+    free = shutil.disk_usage(existing).free / GIB
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
         return Fact("missing", f"runs cannot be written to {home}", "set GRPO_TUI_HOME or give --runs-dir")
-    if kind := network_file_system(there):
-        cure = "while a run is active, open it on the machine that trains, or set GRPO_TUI_HOME to a local folder"
-        return Fact("note", f"runs in {home} are on a network file system ({kind})", cure)
+    if kind := network_file_system(existing):
+        advice = "while a run is active, open it on the machine that trains, or set GRPO_TUI_HOME to a local folder"
+        return Fact("note", f"runs in {home} are on a network file system ({kind})", advice)
     if free < LOW_DISK_GIB:
         return Fact("note", f"only {free:.1f} GiB free for runs in {home}", "free some, or set GRPO_TUI_HOME")
     return Fact("good", f"runs in {home}, {free:.0f} GiB free")
@@ -244,12 +244,12 @@ def terminal() -> Iterator[Fact]:
     elif os.environ.get("COLORTERM") in ("truecolor", "24bit"):
         yield Fact("good", "16 million colours")
     else:
-        cure = (
+        advice = (
             "`set -as terminal-features ',*:RGB'` in tmux.conf"
             if "tmux" in through
             else "set COLORTERM=truecolor if it can more"
         )
-        yield Fact("note", "256 colours or fewer", cure)
+        yield Fact("note", "256 colours or fewer", advice)
     from textual_image.renderable import Image
 
     kind = {"sixel": "sixel graphics", "tgp": "kitty graphics"}.get(Image.__module__.rpartition(".")[2])

@@ -96,7 +96,7 @@ def dump_notes(summary: Mapping[str, Any]) -> list[str]:
         )
     for name, reasons in summary["not_recorded"].items():
         if reasons:
-            lines.append(f"not in {name}: " + "; ".join(f"{what} ({why})" for what, why in reasons.items()))
+            lines.append(f"not in {name}: " + "; ".join(f"{what} ({reason})" for what, reason in reasons.items()))
     return [literal(text) for text in lines]
 
 

@@ -117,8 +117,8 @@ def evaluated(
         folder = subject.evaluation
     else:
         assert base is not None
-        at = (1.0 if samples > 1 else 0.0) if temperature is None else temperature
-        config = _spec(subject, base, tasks, samples, at, seed)
+        used_temperature = (1.0 if samples > 1 else 0.0) if temperature is None else temperature
+        config = _spec(subject, base, tasks, samples, used_temperature, seed)
         folder = home / _folder_name(config)
         if not folder.exists():
             follow_to_end(start_run(config, runs_dir=home, run_id=folder.name), out=warn if quiet else say)

@@ -240,8 +240,8 @@ class _Progress:
             return False
 
     def print_new(self, *, last: bool) -> None:
-        self.metric_row, news = self.reader.metrics.since(self.metric_row)
-        for name, points in news.items():
+        self.metric_row, new_points = self.reader.metrics.since(self.metric_row)
+        for name, points in new_points.items():
             values = [value for _, value in points]
             if name in RATES:
                 self.rates.setdefault(name, deque(maxlen=RATE_WINDOW)).extend(values)
@@ -274,14 +274,14 @@ class _Progress:
 def phase_line(run: RunInfo, live: LiveState | None, now: float) -> str:
     """Return a line such as `step 1/20: 12 of 32 rollouts · 840 of ≤ 4,096 tokens · 85 tok/s · ≤ 20 s left`; empty if
     nothing is known."""
-    at = inside(run.progress, live)
-    if at is None or not at.phase or run.status not in ("starting", "running"):
+    position = inside(run.progress, live)
+    if position is None or not position.phase or run.status not in ("starting", "running"):
         return ""
-    step = run.step + (at.phase in PHASES)  # other phases belong to the last step
+    step = run.step + (position.phase in PHASES)  # other phases belong to the last step
     where = f"step {count(step)}" + (f"/{count(run.total_steps)}" if run.total_steps else "")
-    left = phase_left(at, live, now)
+    left = phase_left(position, live, now)
     batches = current_batches(live)
-    if at.phase in ("rollouts", "evaluation") and batches:
+    if position.phase in ("rollouts", "evaluation") and batches:
         parts = [*([batches[-1].purpose.name] if batches[-1].purpose.name else []), *rollouts_line(batches, left)]
         parts += [
             f"{s.url}: " + (f"out ({s.why_out})" if s.why_out else f"{s.in_flight} in flight, {count(s.tokens)} tokens")
@@ -289,7 +289,9 @@ def phase_line(run: RunInfo, live: LiveState | None, now: float) -> str:
         ]
     else:
         parts = [
-            f"{at.phase} {count(at.done)}/{count(at.total)}" if at.total > 1 else at.phase,
+            f"{position.phase} {count(position.done)}/{count(position.total)}"
+            if position.total > 1
+            else position.phase,
             *([left] if left else []),
         ]
     return f"{where}: {' · '.join(map(literal, parts))}"

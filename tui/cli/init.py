@@ -84,8 +84,8 @@ def _ask(
     if dataset is None:
         dataset = typer.prompt("2 of 4 · which data (a file, a saved dataset or a hub id)")
     if reward is None:
-        asked = typer.prompt("3 of 4 · your reward function (file.py:name; empty: one is written)", default="")
-        reward = asked.strip() or None
+        answer = typer.prompt("3 of 4 · your reward function (file.py:name; empty: one is written)", default="")
+        reward = answer.strip() or None
     if hardware is None:
         hardware = Hardware(typer.prompt("4 of 4 · cpu or gpu", default=gpu.value, type=Hardware))
     return str(model), str(dataset), reward, hardware

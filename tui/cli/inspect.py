@@ -70,23 +70,23 @@ def inspect(
     A page of --report can be filtered and stepped through without a server. --filter and --search choose its rollouts,
     and --against adds a second run.
     """
-    asked = InspectOptions(as_json, trajectory, filter_, search, limit, at, text, live, report, against)
-    asked.check()
+    options = InspectOptions(as_json, trajectory, filter_, search, limit, at, text, live, report, against)
+    options.check()
     is_dump = bool(maps or importers) or is_path_of_dump(run, home)
-    if not asked.plain and is_dump:
+    if not options.plain and is_dump:
         if at is not None:  # its rollout may be the last one
             opened_dump(run, maps, importers, whole=True)
-        return open_dumped(home, run, maps, importers, asked.start)
-    info = asked.open_dump(run, maps, importers) if is_dump else named_run(run, home)
-    if not asked.plain:
-        return open_run(home, info, asked.start(info))
+        return open_dumped(home, run, maps, importers, options.start)
+    info = options.open_dump(run, maps, importers) if is_dump else named_run(run, home)
+    if not options.plain:
+        return open_run(home, info, options.start(info))
     if report is not None:
         from .report import write_report
 
         others = [] if against is None else [run_or_dump(against, home, maps, importers)]
-        return write_report(home, [info, *others], report, asked.query)
+        return write_report(home, [info, *others], report, options.query)
     with opened(info) as reader:
-        asked.print(reader, info)
+        options.print(reader, info)
 
 
 @dataclass(frozen=True)
@@ -246,11 +246,11 @@ def _print_one(reader: RunReader, info: RunInfo, reference: str, *, as_json: boo
     from ..app.printed import page_width, whole_lines
 
     try:
-        whole = read_whole(reader, reference)
+        rollout = read_whole(reader, reference)
     except LookupError as error:
         fail(f"{error}; ids are listed by `grpo-tui inspect {argument_of(info)} --filter ''`", ExitCode.NOT_FOUND)
     if as_json:
-        say(json_line(trajectory_data(whole)))
+        say(json_line(trajectory_data(rollout)))
         return
-    for text in whole_lines(whole, page_width()):
+    for text in whole_lines(rollout, page_width()):
         say(text)

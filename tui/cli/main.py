@@ -34,8 +34,8 @@ COMMANDS = {
 """The module of each command, and its function or group there where the name differs."""
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         print(f"grpo-tui {version('grpo-tui')}")
@@ -93,9 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    asked = [word for word in words[:1] if word in COMMANDS]
+    named = [word for word in words[:1] if word in COMMANDS]
     try:
-        command = typer.main.get_command(command_line(asked or COMMANDS))
+        command = typer.main.get_command(command_line(named or COMMANDS))
         result = command.main(args=words, prog_name="grpo-tui", standalone_mode=False)
         sys.stdout.flush()
         return int(result) if isinstance(result, int) else ExitCode.OK

@@ -54,8 +54,8 @@ def online(
         fail(f"--requests: there is no file {requests}; give a JSONL file, or - for standard input", ExitCode.USAGE)
     if model and not (config or dataset):
         options |= _conversations(model, set_ or ())
-    given = {"online.requests": ("--requests", requests), "online.serve": ("--serve", serve)}
-    options |= {key: option for key, option in given.items() if option[1] is not None}
+    options_by_key = {"online.requests": ("--requests", requests), "online.serve": ("--serve", serve)}
+    options |= {key: option for key, option in options_by_key.items() if option[1] is not None}
     source = str(Path(old.path) / "config.yaml") if old is not None else config
     settings = load(source, set_, "online", options=options, paths=old is None)
     piped = settings.online.requests == "-"

@@ -125,8 +125,8 @@ def rollout_lines(record: TrajectoryRecord, step: int, over: bool = True) -> Ite
     from ..app.printed import end_lines, step_lines
     from ..plain import Whole
 
-    whole = Whole(0, record)
+    rollout = Whole(0, record)
     for position in range(step, len(record.trajectory.steps)):
-        yield from step_lines(whole, position)
+        yield from step_lines(rollout, position)
     if over:
-        yield from end_lines(whole)
+        yield from end_lines(rollout)

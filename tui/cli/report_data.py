@@ -32,13 +32,15 @@ _BLOCK = 8
 def page_data(readers: Sequence[RunReader], names: Sequence[str], query: Query) -> bytes:
     """Return the data as JSON that can stand in a script of HTML. Raises FilterError."""
     rollouts: list[bytes] = []
-    held = []
-    for at, (reader, name) in enumerate(zip(readers, names, strict=True)):
-        made, matching = _held(reader, at, query, ROLLOUTS // len(readers), BYTES // len(readers))
+    contents = []
+    for index, (reader, name) in enumerate(zip(readers, names, strict=True)):
+        made, matching = _held(reader, index, query, ROLLOUTS // len(readers), BYTES // len(readers))
         rollouts += made
-        held.append(f"{len(made):,} of {matching} rollouts" + (f" of {literal(name)}" if len(names) > 1 else ""))
+        contents.append(f"{len(made):,} of {matching} rollouts" + (f" of {literal(name)}" if len(names) > 1 else ""))
     matched = f" that match {literal(query.filter)}" if query.filter else ""
-    spread = f"This page holds {' and '.join(held)}{matched}, spread evenly. Texts are cut after {TEXT:,} characters."
+    spread = (
+        f"This page holds {' and '.join(contents)}{matched}, spread evenly. Texts are cut after {TEXT:,} characters."
+    )
     rest = orjson.dumps({"runs": [literal(n) for n in names], "curves": curves(readers), "held": spread})
     data = rest[:-1] + b',"rollouts":[' + b",".join(rollouts) + b"]}"
     # No text can end the script. U+2028 and U+2029 are already made visible.
@@ -74,7 +76,7 @@ def _spread(reader: RunReader, query: Query, matching: int, count: int) -> Itera
     """Yield at most `count` rows in blocks at equal distances, in random order: any part of them is spread, too."""
     blocks = -(-matching // _BLOCK)
     chosen = min(blocks, count // _BLOCK)
-    starts = [at * (blocks - 1) // max(1, chosen - 1) * _BLOCK for at in range(chosen)]
+    starts = [number * (blocks - 1) // max(1, chosen - 1) * _BLOCK for number in range(chosen)]
     random.Random(0).shuffle(starts)
     for start in starts:
         yield from reader.rollouts.page(query, offset=start, limit=_BLOCK)

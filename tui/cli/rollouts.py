@@ -52,10 +52,10 @@ def serve(
     config = load(model if known else None, set_, options=options)
     if config.model.lora is None:
         fail("model.lora is null: servers get adapters only; give it r, alpha, …", ExitCode.USAGE)
-    wanted = [g.strip() for g in gpus.split(",") if g.strip()]
-    if len(wanted) % tensor_parallel:
-        fail(f"--gpus names {len(wanted)}, which --tensor-parallel {tensor_parallel} does not divide", ExitCode.USAGE)
-    commands = serve_commands(config, wanted, host, port, tensor_parallel)
+    gpu_ids = [g.strip() for g in gpus.split(",") if g.strip()]
+    if len(gpu_ids) % tensor_parallel:
+        fail(f"--gpus names {len(gpu_ids)}, which --tensor-parallel {tensor_parallel} does not divide", ExitCode.USAGE)
+    commands = serve_commands(config, gpu_ids, host, port, tensor_parallel)
     for command in commands:
         say(shlex.join([*(f"{k}={v}" for k, v in command.variables.items()), *command.arguments]))
     urls = ", ".join(c.url for c in commands)

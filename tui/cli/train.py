@@ -82,8 +82,8 @@ def train(
         fail(f"--accelerate-config: {wrong}", ExitCode.USAGE)
     old = None
     if resume is not None:
-        given = {"CONFIG": config, "--mode": mode, "--model": model, "--dataset": dataset, "--reward": reward}
-        old, settings = _recorded(home, resume, given, set_, run_id, seeds)
+        arguments = {"CONFIG": config, "--mode": mode, "--model": model, "--dataset": dataset, "--reward": reward}
+        old, settings = _recorded(home, resume, arguments, set_, run_id, seeds)
     else:
         settings = _new(config, mode, own(model, dataset, reward), set_)
     if quick:
@@ -112,16 +112,16 @@ def _new(
 
 
 def _recorded(
-    home: Path, resume: str, given: Mapping[str, object], set_: list[str] | None, run_id: str | None, seeds: int
+    home: Path, resume: str, arguments: Mapping[str, object], set_: list[str] | None, run_id: str | None, seeds: int
 ) -> tuple[RunInfo, RunConfig]:
-    """Return the run to resume, and its own configuration. Any `given` option would make another configuration."""
+    """Return the run to resume, and its own configuration. `arguments`: options that must be absent."""
     from ...engine.launch.find import find_run
 
     if run_id is not None:
         fail("--resume goes on with a run under its own id; leave --run-id out", ExitCode.USAGE)
     if seeds > 1:
         fail("--seeds goes on with stopped runs by itself; leave --resume out", ExitCode.USAGE)
-    wrong = next((name for name, value in given.items() if value is not None), None)
+    wrong = next((name for name, value in arguments.items() if value is not None), None)
     if wrong is not None:
         fail(f"--resume uses the run's own configuration; leave {wrong} out (--set may change values)", ExitCode.USAGE)
     old = find_run(home, resume)
@@ -166,12 +166,12 @@ def _shorten(settings: RunConfig) -> None:
 
 def own(model: str | None, dataset: str | None, reward: list[str] | None) -> dict[str, tuple[str, object]]:
     """Return the values of `--model`, `--dataset` and `--reward`, by key of the configuration."""
-    given: dict[str, tuple[str, object]] = {
+    options: dict[str, tuple[str, object]] = {
         "model.base": ("--model", model),
         "data.source": ("--dataset", dataset),
         "environment.reward_funcs": ("--reward", reward),
     }
-    return {key: option for key, option in given.items() if option[1] is not None}
+    return {key: option for key, option in options.items() if option[1] is not None}
 
 
 def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:
@@ -239,8 +239,8 @@ def _run_of(home: Path, config: RunConfig) -> RunInfo | None:
     from ...engine.launch.find import list_runs
     from ...engine.launch.settings import configuration_id
 
-    wanted = configuration_id(config), config.seed
-    found = [run for run in list_runs(home) if (run.facts.get("configuration"), run.facts.get("seed")) == wanted]
+    configuration = configuration_id(config), config.seed
+    found = [run for run in list_runs(home) if (run.facts.get("configuration"), run.facts.get("seed")) == configuration]
     return max(found, key=lambda run: run.created, default=None)
 
 

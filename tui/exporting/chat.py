@@ -33,8 +33,8 @@ def turn(step: Step) -> list[dict[str, Any]]:
     if thought:
         message["reasoning_content"] = thought
     made, rest = [message], step.observation
-    for at, call in enumerate(calls):
-        name = call.id or f"call_{step.index}_{at}"
+    for index, call in enumerate(calls):
+        name = call.id or f"call_{step.index}_{index}"
         arguments = call.arguments if isinstance(call.arguments, str) else json_line(call.arguments)
         function = {"name": call.name, "arguments": arguments}
         message.setdefault("tool_calls", []).append({"id": name, "type": "function", "function": function})
@@ -74,7 +74,7 @@ def openai(t: Trajectory) -> dict[str, object]:
 
 def sharegpt(t: Trajectory) -> dict[str, object]:
     """Return a line of ShareGPT. Calls and results are inside the texts, in Hermes tags."""
-    spoken = []
+    conversation = []
     for message in (*prompt(t), *completion(t)):
         parts = [message["content"]] if message["content"] else []
         if (thought := message.get("reasoning_content")) is not None:
@@ -84,9 +84,9 @@ def sharegpt(t: Trajectory) -> dict[str, object]:
         text = "\n".join(parts)
         if message["role"] == "tool":
             text = f"<tool_response>\n{text}\n</tool_response>"
-        spoken.append({"from": SPEAKERS.get(message["role"], message["role"]), "value": text})
+        conversation.append({"from": SPEAKERS.get(message["role"], message["role"]), "value": text})
     offered = tools(t)
-    return {"conversations": spoken, **({"tools": json_line(offered)} if offered else {})}
+    return {"conversations": conversation, **({"tools": json_line(offered)} if offered else {})}
 
 
 def _call(function: Mapping[str, str]) -> dict[str, object]:

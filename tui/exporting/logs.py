@@ -24,8 +24,8 @@ _SOURCES = {"system": "system", "assistant": "agent"}
 def atif(whole: Whole, info: RunInfo) -> dict[str, object]:
     """Return one trajectory in the Agent Trajectory Interchange Format. Rewards are in `extra`."""
     t = whole.record.trajectory
-    asked = [{"source": _SOURCES.get(m["role"], "user"), "message": m["content"]} for m in prompt(t)]
-    steps = [*asked, *(made for step in t.steps for made in _atif_turn(step))]
+    prompt_steps = [{"source": _SOURCES.get(m["role"], "user"), "message": m["content"]} for m in prompt(t)]
+    steps = [*prompt_steps, *(made for step in t.steps for made in _atif_turn(step))]
     data = trajectory_data(whole)
     known = ("advantage", "step_advantages", "breakdown", "policy_version", "split", "note", "recomputed")
     extra = {
@@ -47,18 +47,18 @@ def atif(whole: Whole, info: RunInfo) -> dict[str, object]:
 
 
 def _atif_turn(step: Step) -> list[dict[str, object]]:
-    said, *answers = turn(step)
-    made: dict[str, object] = {"source": "agent", "message": said["content"]}
-    if "reasoning_content" in said:
-        made["reasoning_content"] = said["reasoning_content"]
-    if "tool_calls" in said:
+    message, *answers = turn(step)
+    made: dict[str, object] = {"source": "agent", "message": message["content"]}
+    if "reasoning_content" in message:
+        made["reasoning_content"] = message["reasoning_content"]
+    if "tool_calls" in message:
         made["tool_calls"] = [
             {
                 "tool_call_id": written["id"],
                 "function_name": call.name,
                 "arguments": dict(call.arguments) if isinstance(call.arguments, Mapping) else {"text": call.arguments},
             }
-            for written, call in zip(said["tool_calls"], calls_of(step), strict=True)
+            for written, call in zip(message["tool_calls"], calls_of(step), strict=True)
         ]
     results = [{"source_call_id": m["tool_call_id"], "content": m["content"]} for m in answers if m["role"] == "tool"]
     if results:
@@ -126,8 +126,8 @@ def _scores(whole: Whole) -> dict[str, float | str]:
     return {**found, **graded}
 
 
-def _inspect_message(message: Mapping[str, Any], at: int) -> dict[str, object]:
-    made = {"id": f"m{at}", "role": message["role"], "content": message["content"]}
+def _inspect_message(message: Mapping[str, Any], index: int) -> dict[str, object]:
+    made = {"id": f"m{index}", "role": message["role"], "content": message["content"]}
     if message["role"] not in ("system", "user", "assistant", "tool"):
         made["role"] = "user"
     if "reasoning_content" in message:

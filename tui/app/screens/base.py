@@ -45,9 +45,9 @@ def destination(text: str, reads: Reads, query: Query = EVERYTHING) -> Destinati
         "trajectories": Trajectories(run),
         "groups": Groups(run, matching),
     }
-    begun = [place for name, place in screens.items() if text and name.startswith(text.lower())]
-    if begun:
-        return begun[0]
+    matches = [place for name, place in screens.items() if text and name.startswith(text.lower())]
+    if matches:
+        return matches[0]
     step = _STEP.fullmatch(text)
     if step is not None:
         return Trajectories(run, Query(filter=f"step={int(step[1])}"))
@@ -175,8 +175,8 @@ class AppScreen(Screen[Any]):
 
     def action_next_pane(self, by: int) -> None:
         names = [b.name for b in self.frame.boxes]
-        at = names.index(self._active) if self._active in names else -1
-        self.activate(names[(at + by) % len(names)])
+        index = names.index(self._active) if self._active in names else -1
+        self.activate(names[(index + by) % len(names)])
 
     def action_scroll(self, by: int) -> None:
         self.scrolled.scroll_lines(by)

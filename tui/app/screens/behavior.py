@@ -109,8 +109,8 @@ class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
             steps = list(reader.rollouts.per_step(replace(query, filter=trained(query.filter))))
             shown = [s for s in steps if window is None or window[0] <= s <= window[1]]
             every = spans(shown, most) if shown or not steps else ()
-            asked: Sequence[Span] = [(step, step) for step in chosen[:most]] or every
-            return steps, reader.rollouts.behavior(query, asked)
+            selected: Sequence[Span] = [(step, step) for step in chosen[:most]] or every
+            return steps, reader.rollouts.behavior(query, selected)
 
         try:
             self.steps, self.found = await self.reads.later(read)

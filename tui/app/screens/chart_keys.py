@@ -33,8 +33,8 @@ def matching(names: Sequence[str], typed: str) -> list[str]:
         return found
 
     def rank(name: str) -> tuple[bool, int]:
-        at = name.casefold().find(words[0])
-        return (at > 0 and name[at - 1].isalnum(), at)
+        position = name.casefold().find(words[0])
+        return (position > 0 and name[position - 1].isalnum(), position)
 
     return sorted(found, key=rank)
 
@@ -66,18 +66,18 @@ class PickerPane(Pane):
             head.offer(Line(p).add(" type a part of a name", p.faint), width)
         lines = [head]
         found = self.found
-        told = height >= 4
-        room = max(1, height - 1 - told)
+        shows_meaning = height >= 4
+        room = max(1, height - 1 - shows_meaning)
         first = max(0, min(self.cursor - room // 2, len(found) - room))
         for index, name in enumerate(found[first : first + room], first):
-            here = index == self.cursor
-            at = self.chosen.index(name) + 1 if name in self.chosen else 0
-            line = Line(p).add("▸" if here else " ", p.accent)
-            line.add(str(at) if at else "·", p.key if at else p.faint, cells=3, align=">").gap()
-            line.add(name, p.strong if here or at else p.text, cells=max(1, width - line.width))
+            selected = index == self.cursor
+            number = self.chosen.index(name) + 1 if name in self.chosen else 0
+            line = Line(p).add("▸" if selected else " ", p.accent)
+            line.add(str(number) if number else "·", p.key if number else p.faint, cells=3, align=">").gap()
+            line.add(name, p.strong if selected or number else p.text, cells=max(1, width - line.width))
             line.hits = [(0, width, index)]
             lines.append(line)
-        if told and self.cursor < len(found):
+        if shows_meaning and self.cursor < len(found):
             lines.append(Line(p).gap(min(5, width)).add(meaning(found[self.cursor]), p.faint, cells=max(0, width - 5)))
         if not found:
             lines.append(Line(p).add("no metric has such a name", p.faint, cells=width))
@@ -157,9 +157,9 @@ class MetricPicker(Modal[tuple[str, ...] | None]):
         pane = self.pane
         name = pane.found[pane.cursor] if pane.cursor < len(pane.found) else ""
         if name in pane.chosen and not pane.typed:
-            at = pane.chosen.index(name)
-            to = max(0, min(at + by, len(pane.chosen) - 1))
-            pane.chosen.insert(to, pane.chosen.pop(at))
+            index = pane.chosen.index(name)
+            to = max(0, min(index + by, len(pane.chosen) - 1))
+            pane.chosen.insert(to, pane.chosen.pop(index))
             pane.cursor = to
             pane.changed()
 
@@ -243,11 +243,11 @@ class ChartKeys(WindowKeys, FollowsRun):
         """Store the curves, except those of a window or axis that changed during the read."""
         assert self.shown is not None
         self.chart_view = replace(self.chart_view, kind=self.shown.kind)
-        asked, whole, near, x = extra
-        self.curves.update(whole)
-        if asked.window == self.chart_view.window:
+        view, curves, near, x = extra
+        self.curves.update(curves)
+        if view.window == self.chart_view.window:
             self.near = near
-        if asked.axis == self.chart_view.axis:
+        if view.axis == self.chart_view.axis:
             self.x = x
         self.show_chart()
         self.run_worker(self._prefetch(), group="prefetch", exclusive=True)
@@ -284,9 +284,9 @@ class ChartKeys(WindowKeys, FollowsRun):
         names = metrics_of(view.chart.metrics, shown.names)
         wait = "not recorded; m: next chart" if shown.is_dump else "appears with the first step; m: next chart"
         self.chart.put(view.heading, series_of(names, curves, shown.latest, self.x), wait)
-        why = "not recorded" if shown.is_dump else "KL appears with the first update"
-        why = "KL is not measured: beta is 0" if shown.latest.get(metric.BETA) == 0 else why
-        self.kl.put(KL_HEADING, kl_series(shown, curves, self.x), why)
+        reason = "not recorded" if shown.is_dump else "KL appears with the first update"
+        reason = "KL is not measured: beta is 0" if shown.latest.get(metric.BETA) == 0 else reason
+        self.kl.put(KL_HEADING, kl_series(shown, curves, self.x), reason)
 
     def ends(self) -> tuple[float, float]:
         ends = [points[-1][0] for points in self.curves.values() if points]

@@ -105,10 +105,10 @@ class ChatClient:
         try:
             return _OPENER.open(Request(address + path, data, headers, method=method), timeout=TIMEOUT_S)
         except HTTPError as error:
-            said = f"the server answers {error.code}"
+            message = f"the server answers {error.code}"
             with error, suppress(*_BROKEN):
-                said = str(json.loads(error.read())["error"]["message"])
-            raise ServerProblem(said) from error
+                message = str(json.loads(error.read())["error"]["message"])
+            raise ServerProblem(message) from error
         except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a token that no header accepts
             raise ServerProblem(f"the server cannot be reached: {getattr(error, 'reason', error)}") from error
 
@@ -290,9 +290,9 @@ class ChatScreen(AppScreen):
                 self.say("No other answer waits for feedback.")
                 return
             self._seen.add(found["id"])
-            prompt, given = str(found["prompt"]), [found[n] for n in ("answer", "policy_version", "certainty")]
+            prompt, facts = str(found["prompt"]), [found[n] for n in ("answer", "policy_version", "certainty")]
             messages = found.get("messages") or [{"role": "user", "content": prompt}]
-            self.chat.exchanges.append(ChatExchange(prompt, messages, found["id"], *given))
+            self.chat.exchanges.append(ChatExchange(prompt, messages, found["id"], *facts))
             self._show()
 
         self._call(self.client.unjudged, show)

@@ -61,9 +61,9 @@ def _of_dump(facts: object) -> dict[str, str]:
     """Describe a dump by its source and means over all rollouts, because it has no configuration."""
     facts = facts if isinstance(facts, dict) else {}
     means = facts.get("means")
-    told = {name: facts.get(name) for name in ("formats", "rollouts", "last_step", "skipped_in_all")}
-    told["formats"] = ", ".join(facts.get("formats") or ())
-    found = {name: "not recorded" if value is None else str(value) for name, value in told.items()}
+    values = {name: facts.get(name) for name in ("formats", "rollouts", "last_step", "skipped_in_all")}
+    values["formats"] = ", ".join(facts.get("formats") or ())
+    found = {name: "not recorded" if value is None else str(value) for name, value in values.items()}
     shown = means if isinstance(means, dict) else {}
     return found | {f"mean of {name}": number(value) for name, value in shown.items()}
 
@@ -107,10 +107,10 @@ class ConfigTable(Pane):
         for key in shown:
             line = Line(p).add("≠ " if key in differ else "  ", p.warn).add(key, p.text, cells=key_width - 3).gap()
             values = [config.get(key) for config in self.configs]
-            alike = next((i for i, signs in enumerate(zip_longest(*map(str, values))) if len(set(signs)) > 1), 0)
+            common = next((i for i, signs in enumerate(zip_longest(*map(str, values))) if len(set(signs)) > 1), 0)
             for value in values:
-                if value and len(value) >= cells and alike > cells // 2:
-                    value = f"…{value[alike - cells // 4 :]}"  # keeps the difference visible
+                if value and len(value) >= cells and common > cells // 2:
+                    value = f"…{value[common - cells // 4 :]}"  # keeps the difference visible
                 line.add(
                     "(none)" if value is None else value or "null", p.faint if not value else p.text, cells=cells - 1
                 ).gap()
@@ -257,7 +257,7 @@ class CompareScreen(AppScreen):
         def rates(flip: tuple[Comparison, int]) -> tuple[str, Style]:
             c, n = flip
             both = [(sum(map(bool, task.right)), len(task.right)) for task in (c.first.tasks[n], c.second.tasks[n])]
-            return " → ".join(f"{k}/{of}" for k, of in both), p.text
+            return " → ".join(f"{k}/{total}" for k, total in both), p.text
 
         def sign(flip: tuple[Comparison, int]) -> tuple[str, Style]:
             return ("gained", p.good) if flip[1] in flip[0].gained else ("lost", p.bad)
@@ -318,8 +318,8 @@ class CompareScreen(AppScreen):
         if not self.curves:
             self._show_curves(True)
         elif self.names:
-            at = self.names.index(self.metric) if self.metric in self.names else -1
-            self.run_worker(self._choose(self.names[(at + 1) % len(self.names)]), group="compare", exclusive=True)
+            index = self.names.index(self.metric) if self.metric in self.names else -1
+            self.run_worker(self._choose(self.names[(index + 1) % len(self.names)]), group="compare", exclusive=True)
 
     def action_smooth(self) -> None:
         self.smoothing = (self.smoothing + 1) % len(SMOOTHING)

@@ -76,16 +76,16 @@ class QuestionPane(Pane):
         p = self.palette
         lines = [*wrapped(p, self.text, width, p.text), Line(p)]
         for index, answer in enumerate(self.answers):
-            here = index == self.cursor
-            line = Line(p).add("▸ " if here else "  ", p.accent)
-            line.add(answer, p.strong if here else p.text, cells=max(1, width - line.width))
+            selected = index == self.cursor
+            line = Line(p).add("▸ " if selected else "  ", p.accent)
+            line.add(answer, p.strong if selected else p.text, cells=max(1, width - line.width))
             line.hits = [(0, width, index)]
             lines.append(line)
         return lines
 
     def on_placed(self) -> None:
-        at = len(self.lines) - len(self.answers) + self.cursor
-        self.scroll_line_to(min(max(self.top, at - self.size.height + 1), at))
+        line = len(self.lines) - len(self.answers) + self.cursor
+        self.scroll_line_to(min(max(self.top, line - self.size.height + 1), line))
 
 
 class ConfirmDialog(Modal[bool]):

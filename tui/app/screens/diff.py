@@ -16,18 +16,18 @@ from ..widgets.pane import Pane
 from .base import PagedScreen
 
 
-def candidates(reader: RunReader, n: int, of_prompt: bool) -> tuple[Sequence[TrajectoryRow], int]:
+def candidates(reader: RunReader, n: int, same_prompt: bool) -> tuple[Sequence[TrajectoryRow], int]:
     """Return the rollouts to compare with, and the index of the first to show: the newest of a prompt, or the one of a
     group whose reward differs most."""
-    here = next(iter(reader.rollouts.rows([n])), None)
-    if here is None:
+    current = next(iter(reader.rollouts.rows([n])), None)
+    if current is None:
         return (), 0
-    if of_prompt:
-        found = [r for r in reader.rollouts.prompt(here.prompt_id, 200) if r.group != here.group]
+    if same_prompt:
+        found = [r for r in reader.rollouts.prompt(current.prompt_id, 200) if r.group != current.group]
         return found, max(0, len(found) - 1)
-    found = [r for r in reader.rollouts.group(here.group) if r.n != n]
-    mine = here.reward or 0.0
-    return found, max(range(len(found)), key=lambda i: abs((found[i].reward or 0.0) - mine), default=0)
+    found = [r for r in reader.rollouts.group(current.group) if r.n != n]
+    reward = current.reward or 0.0
+    return found, max(range(len(found)), key=lambda i: abs((found[i].reward or 0.0) - reward), default=0)
 
 
 class DiffScreen(PagedScreen):
@@ -71,9 +71,9 @@ class DiffScreen(PagedScreen):
         self._begin(self._choose(either=True))
 
     def _begin(self, work: Coroutine[object, object, None]) -> None:
-        self.run_worker(self._told(work), group="diff", exclusive=True)
+        self.run_worker(self._report_problems(work), group="diff", exclusive=True)
 
-    async def _told(self, work: Coroutine[object, object, None]) -> None:
+    async def _report_problems(self, work: Coroutine[object, object, None]) -> None:
         try:
             with self.patience(lambda: self.body.put(None, "reading…")):
                 await work

@@ -100,24 +100,26 @@ class GroupsScreen(GrowingScreen, QueryList):
         self.run_worker(start, group="groups", exclusive=True)
 
     async def _start(self, query: Query, n: int | None, at_once: bool = True) -> None:
-        total, at = 0, 0
+        total, position = 0, 0
         rows: Sequence[GroupRow] = ()
         try:
             first = await self._ask(lambda groups: groups.first(PAGE))
             if len(first) == PAGE and at_once:
                 self._show(Count.of(PAGE, exact=False), 0, first, 0)
-            total, at = await self._ask(lambda groups: (groups.count(), 0 if n is None else groups.position(n) or 0))
+            total, position = await self._ask(
+                lambda groups: (groups.count(), 0 if n is None else groups.position(n) or 0)
+            )
             moved = len(first) == PAGE and at_once and self.table.cursor != 0  # the user moved on during the count
             if n is None or moved:
-                at = self.table.cursor if first else 0
-            page = at // PAGE * PAGE
+                position = self.table.cursor if first else 0
+            page = position // PAGE * PAGE
             rows = await self._ask(lambda groups: self._rows(groups, page, PAGE))
             if self.one_prompt:
                 self._draw(await self._ask(lambda groups: groups.page(0, _POINTS)))
         except RecordError as error:
             self.problem = str(error)
         if query == self.list_query:
-            self._show(Count.of(total), at // PAGE * PAGE, rows, at)
+            self._show(Count.of(total), position // PAGE * PAGE, rows, position)
 
     def _rows(self, groups: GroupList, offset: int, limit: int) -> Sequence[GroupRow]:
         rows = groups.page(offset, limit)
@@ -132,9 +134,9 @@ class GroupsScreen(GrowingScreen, QueryList):
         self.chart.panels = True
         self.chart.put(rows[0].prompt if rows else "", series, "no rewards to show")
 
-    def _show(self, total: Count, offset: int, rows: Sequence[GroupRow], at: int) -> None:
+    def _show(self, total: Count, offset: int, rows: Sequence[GroupRow], position: int) -> None:
         self.total = total
-        self.table.reset(total, at)
+        self.table.reset(total, position)
         self.table.deliver(offset, rows)
         self.frame.refresh_lines()
 

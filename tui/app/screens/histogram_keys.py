@@ -72,21 +72,21 @@ class HistogramKeys(QueryList):
 
     def action_bar(self, by: int) -> None:
         """Choose the next bar with rollouts. After the last one, show the whole list again."""
-        at = self.chosen_bar
+        chosen = self.chosen_bar
         filled = [i for i, (_, _, n) in enumerate(self.histogram.bins) if n]
-        later = [i for i in filled if at is None or (i > at if by > 0 else i < at)]
+        later = [i for i in filled if chosen is None or (i > chosen if by > 0 else i < chosen)]
         if later:
             self.choose_bar(later[0] if by > 0 else later[-1])
-        elif at is not None:
-            self.choose_bar(at)
+        elif chosen is not None:
+            self.choose_bar(chosen)
 
     def choose_bar(self, index: int) -> None:
         """Filter by a bar. Choosing the same bar again removes its range from the filter."""
-        at, bins = self.chosen_bar, self.histogram.bins
-        if at is None:
+        chosen, bins = self.chosen_bar, self.histogram.bins
+        if chosen is None:
             self._before = self.list_query.filter
-        self.histogram.put(bins, None if index == at else index, VALUES[self.counted])
-        if index == at:
+        self.histogram.put(bins, None if index == chosen else index, VALUES[self.counted])
+        if index == chosen:
             self._chosen = None
             self.set_query(keep=True, filter=self._before)
             return

@@ -51,7 +51,7 @@ class RequestKeys(FollowsRun):
 
     def __init__(self, reads: Reads) -> None:
         super().__init__(reads)
-        self._told: set[str] | None = None
+        self._answered: set[str] | None = None
         """Ids of requests whose answer was already shown, or existed when the screen opened."""
 
     @property
@@ -65,11 +65,11 @@ class RequestKeys(FollowsRun):
     def tell_answers(self) -> None:
         assert self.shown is not None
         answered = {a.request.id: a for a in self.shown.asked if a.answers}
-        if self._told is not None:
-            for id_ in answered.keys() - self._told:
+        if self._answered is not None:
+            for id_ in answered.keys() - self._answered:
                 what = answered[id_]
                 self.say(f"{what.request.command.capitalize()}: {' · '.join(dict.fromkeys(what.answers.values()))}.")
-        self._told = set(answered)
+        self._answered = set(answered)
 
     def _look_again(self) -> None:
         if self.shown is not None:
@@ -77,7 +77,7 @@ class RequestKeys(FollowsRun):
         self.frame.refresh_lines()
         self.changed()
 
-    def ask_run(self, command: Command, said: str) -> None:
+    def ask_run(self, command: Command, message: str) -> None:
         if self.shown is not None and not self.shown.info.active:
             self.say(f"The run is {self.shown.info.status} and cannot take “{command}”.", "warning")
             return
@@ -86,7 +86,7 @@ class RequestKeys(FollowsRun):
         except (OSError, RecordError) as error:
             self.say(f"“{command}” could not be asked for: {error}", "error")
             return
-        self.say(said)
+        self.say(message)
         self._look_again()
 
     def action_pause(self) -> None:
@@ -115,12 +115,12 @@ class RequestKeys(FollowsRun):
         self.ask_run("checkpoint", f"Asked the run to {what}{'' if online or paused else ' after this step'}.")
 
     def action_stop(self) -> None:
-        said = "Asked the run to save and stop."
+        message = "Asked the run to save and stop."
         if self.shown is not None and not self.shown.info.active:
-            self.ask_run("stop", said)
+            self.ask_run("stop", message)
             return
         text = f"Stop {self.reads.path.name}? It ends this step, saves a checkpoint, and can be resumed."
-        confirm(self, text, "Yes, save and stop", partial(self.ask_run, "stop", said), "No, let it go on")
+        confirm(self, text, "Yes, save and stop", partial(self.ask_run, "stop", message), "No, let it go on")
 
 
 _LOG_END = 2_000_000
@@ -163,9 +163,9 @@ class LiveScreen(ChartKeys, RequestKeys):
 
     def on_mount(self) -> None:
         self._active = "chart"
-        at = self.shell.memory.run(self.reads.path.name).get("chart", 0)
-        if isinstance(at, int) and 0 <= at < max(map(len, CHARTS.values())):
-            self.chart_view = replace(self.chart_view, at=at)
+        chart = self.shell.memory.run(self.reads.path.name).get("chart", 0)
+        if isinstance(chart, int) and 0 <= chart < max(map(len, CHARTS.values())):
+            self.chart_view = replace(self.chart_view, at=chart)
         super().on_mount()
 
     def show_problem(self, problem: str) -> None:
@@ -180,8 +180,8 @@ class LiveScreen(ChartKeys, RequestKeys):
         components = len(self.components.names())
         self.take_curves(extra)
         writing = shown.info.active and (shown.live is not None or shown.kind == "rft")
-        wanted = replace(self.wanted, kind=shown.kind, components=components, findings=len(found))
-        self._want(replace(wanted, writing=writing, empty=self._empty(shown)))
+        inputs = replace(self.wanted, kind=shown.kind, components=components, findings=len(found))
+        self._want(replace(inputs, writing=writing, empty=self._empty(shown)))
         self.alerts.put(found)
         self.tell_answers()
         self.frame.refresh_lines()
@@ -199,11 +199,11 @@ class LiveScreen(ChartKeys, RequestKeys):
             "speed": metric.STEP_SECONDS in shown.latest,
             "versions": bool(shown.versions),
         }
-        return frozenset(name for name, there in has.items() if not there)
+        return frozenset(name for name, present in has.items() if not present)
 
-    def _want(self, wanted: LayoutInputs) -> None:
-        if wanted != self.wanted:
-            self.wanted = wanted
+    def _want(self, inputs: LayoutInputs) -> None:
+        if inputs != self.wanted:
+            self.wanted = inputs
             self.frame.replan()
 
     def activate(self, name: str) -> None:
@@ -218,8 +218,8 @@ class LiveScreen(ChartKeys, RequestKeys):
         names = PANES[self.wanted.kind]
         shown = names if self.wanted.whole else [b.name for b in self.frame.boxes]
         order = [n for n in names if n in shown]
-        at = order.index(self._active) if self._active in order else -1
-        self.activate(order[(at + by) % len(order)])
+        index = order.index(self._active) if self._active in order else -1
+        self.activate(order[(index + by) % len(order)])
 
     def action_whole(self) -> None:
         self._want(replace(self.wanted, whole=not self.wanted.whole, focus=self._active))

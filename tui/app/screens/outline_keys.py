@@ -117,12 +117,12 @@ class OutlinePanel(FlowPane):
         self.of: OutlineOf | None = None
         self.step = 0
 
-    def put(self, of: OutlineOf | None, step: int) -> None:
-        same = of is self.of and self._built is not None
-        before, self.of, self.step = self.step, of, step
+    def put(self, outline: OutlineOf | None, step: int) -> None:
+        same = outline is self.of and self._built is not None
+        before, self.of, self.step = self.step, outline, step
         self.title = "steps"
-        if of is not None and of.filter:
-            self.title = f"{len(of.listed)} of {len(of.entries)} steps · {of.filter}"
+        if outline is not None and outline.filter:
+            self.title = f"{len(outline.listed)} of {len(outline.entries)} steps · {outline.filter}"
         if not same:
             self.changed(keep_scroll=False)
         elif before != step:
@@ -136,10 +136,10 @@ class OutlinePanel(FlowPane):
         if not self.shown:
             return
         flow, height = self.flow, self.size.height
-        at = next((i for i, part in enumerate(flow.parts) if part.key[0] >= self.step), None)
-        if at is None:
+        index = next((i for i, part in enumerate(flow.parts) if part.key[0] >= self.step), None)
+        if index is None:
             return
-        line, end = flow.starts[at], flow.starts[at + 1]
+        line, end = flow.starts[index], flow.starts[index + 1]
         if not self.top <= line or end > self.top + height:
             self.scroll_line_to(line - height // 3)
 
@@ -148,30 +148,30 @@ class OutlinePanel(FlowPane):
             return Flow([])
         digits = len(str(len(self.of.entries)))
         parts = []
-        for at in self.of.listed:
-            entry = self.of.entries[at]
-            parts.append(FlowPart(partial(self._lines, at, entry, digits, width), entry.rows, (at,)))
+        for step in self.of.listed:
+            entry = self.of.entries[step]
+            parts.append(FlowPart(partial(self._lines, step, entry, digits, width), entry.rows, (step,)))
         if not parts and self.of.filter:
             parts.append(
                 FlowPart([Line(self.palette).add("no step matches", self.palette.faint, cells=width)], key=(-1,))
             )
         return Flow(parts)
 
-    def _lines(self, at: int, entry: Entry, digits: int, width: int) -> list[Line]:
-        p, here = self.palette, at == self.step
+    def _lines(self, step: int, entry: Entry, digits: int, width: int) -> list[Line]:
+        p, selected = self.palette, step == self.step
         right = self._numbers(entry, width)
         lines = []
         for index, (worked, call) in enumerate(entry.branches):
-            line = Line(p).add("▸" if here and not index else " ", p.accent)
+            line = Line(p).add("▸" if selected and not index else " ", p.accent)
             last = index == len(entry.branches) - 1
-            number = str(at + 1) if not index else "└" if last else "├"
-            line.add(number, p.text if here else p.faint, cells=digits + 1, align=">").gap()
+            number = str(step + 1) if not index else "└" if last else "├"
+            line.add(number, p.text if selected else p.faint, cells=digits + 1, align=">").gap()
             line.add({True: "✓", False: "✗", None: "·"}[worked], p.outcome(worked)).gap()
             room = width - line.width - (right.width + 1 if not index and right.width else 0)
-            line.add(call.fitted(room), p.strong if here else p.text, cells=max(1, room))
+            line.add(call.fitted(room), p.strong if selected else p.text, cells=max(1, room))
             if not index:
                 line.right(right, width)
-            line.hits = [(0, width, ("step", at))]
+            line.hits = [(0, width, ("step", step))]
             lines.append(line)
         return lines
 
@@ -215,7 +215,7 @@ class OutlineKeys(AmongRollouts):
         listed = self.outline.listed if self.outline is not None and self.outline.filter else None
         if listed is None:
             self.go_to_step(self.step + by)
-        elif later := [at for at in listed if (at > self.step if by > 0 else at < self.step)]:
+        elif later := [step for step in listed if (step > self.step if by > 0 else step < self.step)]:
             self.go_to_step(later[0] if by > 0 else later[-1])
 
     def action_first(self) -> None:
@@ -278,6 +278,6 @@ class OutlineKeys(AmongRollouts):
             put(text)
             listed = self.outline.listed if self.outline is not None else ()
             if listed and self.step not in listed:
-                self.go_to_step(next((at for at in listed if at > self.step), listed[0]))
+                self.go_to_step(next((step for step in listed if step > self.step), listed[0]))
 
         return ask(self, "Steps", self.outline.filter, done, check=put, hint=FILTER_HINT)

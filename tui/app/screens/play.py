@@ -49,15 +49,15 @@ class ToolsPanel(Pane):
             return []
         lines = [] if self.tools else wrapped(p, "No tools: the turn is the answer, in plain words.", width, p.faint)
         for number, tool in enumerate(self.tools, 1):
-            of_tool = [Line(p).add(f"{number} " if number < 10 else "  ", p.key).add(tool.name, p.strong)]
-            of_tool += [Line(p).gap(2).extend(line) for line in wrapped(p, tool.description, width - 2, p.muted)]
+            tool_lines = [Line(p).add(f"{number} " if number < 10 else "  ", p.key).add(tool.name, p.strong)]
+            tool_lines += [Line(p).gap(2).extend(line) for line in wrapped(p, tool.description, width - 2, p.muted)]
             for argument in tool.arguments:
                 kind = " | ".join(argument.choices) if argument.choices else argument.type
-                told = f"{argument.name}{'' if argument.required else '?'}: {kind}  {argument.description}".rstrip()
-                of_tool += [Line(p).gap(2).extend(line) for line in wrapped(p, told, width - 2, p.text)]
-            for line in of_tool:
+                text = f"{argument.name}{'' if argument.required else '?'}: {kind}  {argument.description}".rstrip()
+                tool_lines += [Line(p).gap(2).extend(line) for line in wrapped(p, text, width - 2, p.text)]
+            for line in tool_lines:
                 line.hits = [(0, width, ("tool", number))]
-            lines += of_tool
+            lines += tool_lines
         return lines
 
 
@@ -97,8 +97,8 @@ class PlayScreen(ReadingScreen):
             return [Box(self.tab or self.usual, 0, 0, width, height)]
         side = min(56, max(36, width // 3))
         rows = self.reward.rows_for(side - 4) + 2 if self.now is not None and self.now.record.trajectory.steps else 4
-        wanted = len(self.tools.build(side - 4, height)) + 2
-        least = max(4, min(rows, height - min(wanted, height // 2)))
+        needed = len(self.tools.build(side - 4, height)) + 2
+        least = max(4, min(rows, height - min(needed, height // 2)))
         tools, reward = split(height, [SplitPart(4), SplitPart(least, 0.0)])
         boxes = [Box(name, 0, y, side, h) for name, (y, h) in (("tools", tools), ("reward", reward))]
         x, text, middle = side - 1, width - side + 1, height

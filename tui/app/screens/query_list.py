@@ -58,9 +58,9 @@ class QueryList(TableScreen):
     async def _follow(self, n: int) -> None:
         query = self.list_query
         with suppress(RecordError):  # the list itself reports read errors
-            at = await self.place_of(n)
-            if at is not None and query == self.list_query:
-                self.table.move_to(at)
+            position = await self.place_of(n)
+            if position is not None and query == self.list_query:
+                self.table.move_to(position)
 
     def position(self) -> Line:
         """Return the cursor's row and the number of rows, or nothing during the count."""
@@ -79,8 +79,8 @@ class QueryList(TableScreen):
         self.set_query(sort=name, descending=not self.list_query.descending if same else name in self.downwards)
 
     def action_sort(self) -> None:
-        at = self.sorts.index(self.list_query.sort) if self.list_query.sort in self.sorts else -1
-        name = self.sorts[(at + 1) % len(self.sorts)]
+        index = self.sorts.index(self.list_query.sort) if self.list_query.sort in self.sorts else -1
+        name = self.sorts[(index + 1) % len(self.sorts)]
         self.set_query(sort=name, descending=name in self.downwards)
 
     def action_reverse(self) -> None:

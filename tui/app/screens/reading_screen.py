@@ -45,10 +45,10 @@ class ReadingScreen(AppScreen):
         p, line = self.palette, Line(self.palette)
         if not self.is_wide:
             for name in self.tabs():
-                here = name == (self.tab or self.usual)
+                selected = name == (self.tab or self.usual)
                 title = self.tab_title(name)
-                title = title if here or width >= 70 else title[:4]
-                line.add(title, p.key if here else p.muted, click=f"show_pane('{name}')").gap(2)
+                title = title if selected or width >= 70 else title[:4]
+                line.add(title, p.key if selected else p.muted, click=f"show_pane('{name}')").gap(2)
         return line, Line(p)
 
     def action_show_pane(self, name: str) -> None:

@@ -171,14 +171,16 @@ class RunsScreen(TableScreen):
                 self._arrange()
 
     def _arrange(self) -> None:
-        here = self.table.current
+        current = self.table.current
         self.rows = arranged(self.all.values(), self.text, *self.sorting)
         self.table.sort = self.sorting
-        gone = 0 if here is None or here.info.path in self.all else self.table.cursor
-        at = next((i for i, r in enumerate(self.rows) if here is not None and r.info.path == here.info.path), gone)
+        fallback = 0 if current is None or current.info.path in self.all else self.table.cursor
+        position = next(
+            (i for i, r in enumerate(self.rows) if current is not None and r.info.path == current.info.path), fallback
+        )
         if len(self.rows) != self.table.total:
             self.frame.replan()
-        self.table.put(self.rows, at)
+        self.table.put(self.rows, position)
         self._show_card()
         self.marks = [m for m in self.marks if m in self.all]
         self.frame.refresh_lines()

@@ -63,11 +63,11 @@ class ScatterScreen(GrowingScreen):
 
     async def _start(self) -> None:
         query, grid, y = self.list_query, self._grid, self.y
-        wanted = [self.x] if self.x else ["tokens", "turns", "n"]
+        axes = [self.x] if self.x else ["tokens", "turns", "n"]
 
         def read(reader: RunReader) -> tuple[list[str], Cloud]:
-            clouds = (reader.rollouts.scatter(query, x, y, grid) for x in wanted)
-            return reader.rollouts.values(), next((c for c in clouds if c.cells), Cloud(Axis(wanted[0]), Axis(y)))
+            clouds = (reader.rollouts.scatter(query, x, y, grid) for x in axes)
+            return reader.rollouts.values(), next((c for c in clouds if c.cells), Cloud(Axis(axes[0]), Axis(y)))
 
         try:
             self.names, cloud = await self.reads.later(read)

@@ -97,9 +97,9 @@ class SideBySideScreen(PagedScreen):
         self._show()
 
     def come_back_from(self, n: int) -> None:
-        at = next((i for i, row in enumerate(self.rows) if row.n == n), None)
-        if at is not None:
-            self.cursor = at
+        index = next((i for i, row in enumerate(self.rows) if row.n == n), None)
+        if index is not None:
+            self.cursor = index
             self._show()
 
     # -- keys ---------------------------------------------------------------------------------------------------

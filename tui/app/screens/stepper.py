@@ -69,9 +69,9 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         body = self._body or "step"
         if is_wide(width, height):
             record = self.cursor.record
-            of_steps = record is not None and has_step_rewards(record)
-            three = of_steps and width >= _THREE
-            usual = 34 if three else min(46, max(38 if of_steps else 32, width * 3 // 10))
+            step_rewards = record is not None and has_step_rewards(record)
+            three = step_rewards and width >= _THREE
+            usual = 34 if three else min(46, max(38 if step_rewards else 32, width * 3 // 10))
             reward = min(56, max(40, width // 4)) if three else 0
             wider = self.shell.memory.get("stepper side", 0)
             left = max(20, min(usual + wider, width + 1 - _TEXT - (reward - 1 if three else 0)))
@@ -79,7 +79,7 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
             if three:
                 text -= reward - 1
                 boxes.append(Box("reward", width - reward, 0, reward, height))
-            boxes += self._left(left, height, of_steps, stacked=not three)
+            boxes += self._left(left, height, step_rewards, stacked=not three)
         elif self.tab:
             body = self.tab
         if body == self._body == "step" and self._image_wanted and self.image.source and height >= _IMAGE_ROOM:
@@ -89,11 +89,11 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
             middle -= rows - 1
         return [*boxes, Box(body, x, 0, text, middle)]
 
-    def _left(self, width: int, height: int, of_steps: bool, stacked: bool) -> list[Box]:
+    def _left(self, width: int, height: int, step_rewards: bool, stacked: bool) -> list[Box]:
         group = min(len(self.cursor.opened.group) + 4, max(5, height // 3))
         reward = 0
         if stacked:
-            most = height - group - min(len(self.cursor.steps) + 2, height // 4) if of_steps else height // 2
+            most = height - group - min(len(self.cursor.steps) + 2, height // 4) if step_rewards else height // 2
             reward = max(4, min(self.reward.rows_for(width - 4) + 2, most))
         boxes = [
             Box("group", 0, 0, width, group),

@@ -65,26 +65,26 @@ class Phases(Pane):
         p, shown = self.palette, self.timings
         if shown is None:
             return []
-        room, lines, at = max(4, width - _NAME - 16), [], 0.0
+        room, lines, start = max(4, width - _NAME - 16), [], 0.0
         for name, some in shown.spans.items():
             known = name in _NAMES
             style, sign = (_style(p, name), _sign(name)) if known else (p.muted, "░" if name in LATER.values() else "█")
             lines.append(self._lane(name, some, room, style, sign))
         if not shown.spans:
             for name, seconds in shown.parts.items():
-                lines.append(self._lane(name, [(at, at + seconds)], room, _style(p, name), _sign(name)))
-                at += seconds
+                lines.append(self._lane(name, [(start, start + seconds)], room, _style(p, name), _sign(name)))
+                start += seconds
             for name, seconds in shown.later.items():
-                at = shown.seconds if name.startswith("evaluation") else 0.0
-                lines.append(self._lane(name, [(min(at, shown.scale), at + seconds)], room, p.muted, "░"))
+                start = shown.seconds if name.startswith("evaluation") else 0.0
+                lines.append(self._lane(name, [(min(start, shown.scale), start + seconds)], room, p.muted, "░"))
             lines.append(Line(p).add(NO_SPANS, p.muted, cells=width))
         tokens = sum(server.tokens for server in self.servers)
         for server in self.servers:
-            told = f" {count(server.tokens, 'token')} in {count(server.turns, 'turn')}"
+            counts = f" {count(server.tokens, 'token')} in {count(server.turns, 'turn')}"
             line = Line(p).add(server.server, p.muted, cells=_NAME).gap()
-            bar = max(0, min(room, width - line.width - len(told)))
+            bar = max(0, min(room, width - line.width - len(counts)))
             line.add("█" * round(bar * server.tokens / max(1, tokens)), p.faint, cells=bar)
-            lines.append(line.whole(told, p.text, width - line.width))
+            lines.append(line.whole(counts, p.text, width - line.width))
         return lines
 
     def _lane(self, name: str, spans: Sequence[Span], room: int, style: Style, sign: str) -> Line:
@@ -95,7 +95,7 @@ class Phases(Pane):
         for cells, same in groupby(_eighths(spans, room, scale)):
             line.add((EIGHTHS[cells] if cells < 8 else sign) * sum(1 for _ in same), style)
         line.to(_NAME + 1 + room)
-        seconds = sum(until - at for at, until in spans)
+        seconds = sum(until - start for start, until in spans)
         share = seconds / self.timings.seconds if self.timings.seconds else 0.0
         return line.add(f"{fitted(seconds, 7)} s", p.strong, cells=9, align=">").add(percent(share), p.muted, 6, ">")
 
@@ -104,8 +104,8 @@ def _eighths(spans: Sequence[Span], room: int, scale: float) -> list[int]:
     """Return how many eighths of each of `room` cells to draw. A cell that spans cover by half or more is full. Another
     cell is drawn in part if it holds the middle of a span."""
     covered, middles = [0.0] * room, set[int]()
-    for at, until in spans:
-        begin, end = (min(max(room * x / scale, 0.0), room - 1e-9) for x in (at, until))
+    for start, until in spans:
+        begin, end = (min(max(room * x / scale, 0.0), room - 1e-9) for x in (start, until))
         middles.add(int((begin + end) / 2))
         for cell in range(int(begin), int(end) + 1):
             covered[cell] += min(end, cell + 1) - max(begin, cell)
@@ -172,9 +172,9 @@ class TimelineScreen(TableScreen):
         self.run_worker(self._page(offset, limit), group="pages")
 
     async def _page(self, offset: int, limit: int) -> None:
-        wanted = self.steps[offset : offset + limit]
-        if wanted:
-            self.table.deliver(offset, await self.reads.later(lambda r: timings(r, wanted[0], wanted[-1])))
+        steps = self.steps[offset : offset + limit]
+        if steps:
+            self.table.deliver(offset, await self.reads.later(lambda r: timings(r, steps[0], steps[-1])))
 
     def _columns(self, table: Table) -> Sequence[TableColumn]:
         p = self.palette
@@ -182,10 +182,10 @@ class TimelineScreen(TableScreen):
         room = max(10, table.size.width - 22)
 
         def bar(row: Timings) -> tuple[Line, None]:
-            made, at = Line(p), 0.0
+            made, seconds_before = Line(p), 0.0
             for name, seconds in row.parts.items():
-                at += seconds
-                made.add(_sign(name) * (round(room * at / scale) - made.width), _style(p, name))
+                seconds_before += seconds
+                made.add(_sign(name) * (round(room * seconds_before / scale) - made.width), _style(p, name))
             return made, None
 
         return (
@@ -205,9 +205,11 @@ class TimelineScreen(TableScreen):
             self.run_worker(self._servers(row), group="servers", exclusive=True)
 
     async def _servers(self, row: Timings) -> None:
-        begun, found = await self.reads.later(lambda reader: (spans(reader, row.step), written(reader, row.step)))
+        spans_of_step, found = await self.reads.later(
+            lambda reader: (spans(reader, row.step), written(reader, row.step))
+        )
         if row is self.table.current:
-            self.phases.put(replace(row, spans=begun), found)
+            self.phases.put(replace(row, spans=spans_of_step), found)
             self.frame.replan()
 
     def action_open(self) -> None:

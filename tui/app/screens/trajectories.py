@@ -115,16 +115,16 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
     async def _start(self, asking: int, row: int | None, n: int) -> None:
         query = self.list_query
         try:
-            begun = await self.reads.later(lambda reader: _begin(reader, query, row, n))
+            first_page = await self.reads.later(lambda reader: _begin(reader, query, row, n))
             if asking != self._asking:
                 return
-            at, rows, total, self.warning, self.extras = begun
+            position, rows, total, self.warning, self.extras = first_page
             self.total = total
             if row is None:
-                self.table.top = at
-            self.table.reset(total, at)
+                self.table.top = position
+            self.table.reset(total, position)
             if rows:
-                self.table.deliver(at // PAGE * PAGE, rows)
+                self.table.deliver(position // PAGE * PAGE, rows)
             self.frame.refresh_lines()
             if not total.exact:
                 total = await self.reads.later(lambda r: r.rollouts.count(query))
@@ -193,14 +193,14 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
     def _empty(self) -> list[str]:
         ways = ["", "f changes the filter · / the search · c clears both"]
         warning = wrap(self.warning, max(20, self.table.size.width - 4))
-        asked = self.list_query.filter or self.list_query.search
+        selection = self.list_query.filter or self.list_query.search
         if self.problem:
             return [self.problem, *ways]
-        if self.warning and not asked:
+        if self.warning and not selection:
             return ["This record cannot be read.", "", *warning]
         if self.total is None:
             return ["reading…"]
-        if asked:
+        if selection:
             return ["Nothing matches.", *warning, *ways]
         return [
             "No trajectory was recorded yet.",

@@ -28,12 +28,14 @@ class Alerts(Pane):
         self.title = "Alerts"
 
     def put(self, found: Sequence[LiveFinding]) -> None:
-        here = self.current
+        current = self.current
         self.found = found
-        at = next((i for i, f in enumerate(found) if here is not None and f.event.id == here.event.id), self.cursor)
-        self.cursor = max(0, min(at, len(found) - 1))
-        said = tally(found)
-        self.title = f"Alerts ─ {said}" if said else "Alerts"
+        position = next(
+            (i for i, f in enumerate(found) if current is not None and f.event.id == current.event.id), self.cursor
+        )
+        self.cursor = max(0, min(position, len(found) - 1))
+        counts = tally(found)
+        self.title = f"Alerts ─ {counts}" if counts else "Alerts"
         self.changed()
 
     @property
@@ -54,21 +56,21 @@ class Alerts(Pane):
         self.scroll_line_to(min(max(self.top, after - self.size.height), first))
 
     def build(self, width: int, height: int) -> list[Line]:
-        told = [self._finding(width, index, full=True) for index in range(len(self.found))]
-        if sum(map(len, told)) > height:
-            told = [self._finding(width, i, full=self.active and i == self.cursor) for i in range(len(self.found))]
-        self._first_line = [*accumulate((len(lines) for lines in told[:-1]), initial=0)]
-        lines = [line for finding in told for line in finding]
+        findings = [self._finding(width, index, full=True) for index in range(len(self.found))]
+        if sum(map(len, findings)) > height:
+            findings = [self._finding(width, i, full=self.active and i == self.cursor) for i in range(len(self.found))]
+        self._first_line = [*accumulate((len(lines) for lines in findings[:-1]), initial=0)]
+        lines = [line for finding in findings for line in finding]
         p = self.palette
         return lines or [Line(p).add("✓ ", p.good).add("nothing to report", p.faint)]
 
     def _finding(self, width: int, index: int, *, full: bool) -> list[Line]:
         p, found = self.palette, self.found[index]
-        here = self.active and index == self.cursor
+        selected = self.active and index == self.cursor
         tones: dict[Severity, Style] = {
             "failure": p.bad_bold, "warning": p.warn_bold, "asked": p.accent, "hint": p.muted, "good": p.good,
         }  # fmt: skip
-        head = Line(p).add("▸" if here else " ", p.accent).add(_SIGNS[found.severity] + " ", tones[found.severity])
+        head = Line(p).add("▸" if selected else " ", p.accent).add(_SIGNS[found.severity] + " ", tones[found.severity])
         where = f"{found.first}–{found.last}" if found.first != found.last else f"{found.last}" if found.last else ""
         if where:
             head.offer(Line(p).add(f"{where} ", p.muted), width - 12)
@@ -97,7 +99,7 @@ class Alerts(Pane):
         if found.suggestion:
             helps = wrap(f"what helps: {found.suggestion}", width - 4, _LONGEST)
             lines += [Line(p).gap(min(4, width - 1)).add(t, p.accent) for t in helps if t]
-        if ids and not here:
+        if ids and not selected:
             lines[-1].offer(end, width)
         elif ids:
             opens = Line(p).gap(min(4, width - 1))

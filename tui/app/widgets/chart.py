@@ -47,7 +47,8 @@ class Braille:
                 wide = clamp(wide) if math.isfinite(wide) else 0.0
                 found.setdefault(self._dot_x(x), []).append((clamp(y), wide))
         return [
-            (column, sum(y / len(at) for y, _ in at), sum(w / len(at) for _, w in at)) for column, at in found.items()
+            (column, sum(y / len(points) for y, _ in points), sum(w / len(points) for _, w in points))
+            for column, points in found.items()
         ]
 
     def band(self, series: Series) -> None:
@@ -90,18 +91,18 @@ class Braille:
             order = self.points.get((y, x))
             shaded = x in self.shade[y]
             if order is not None:
-                char, here = MARKS[order % len(MARKS)], p.series[order % len(p.series)]
+                char, tone = MARKS[order % len(MARKS)], p.series[order % len(p.series)]
             elif self.bits[y][x]:
                 order = self.owner[y][x]
-                char, here = chr(0x2800 + self.bits[y][x]), p.series[order % len(p.series)]
+                char, tone = chr(0x2800 + self.bits[y][x]), p.series[order % len(p.series)]
             else:
-                char, here = ("⠐" if no_color and shaded and (x + y) % 2 else " "), p.faint
+                char, tone = ("⠐" if no_color and shaded and (x + y) % 2 else " "), p.faint
             if shaded:
-                here = here + p.band
-            if here is not style:
+                tone = tone + p.band
+            if tone is not style:
                 if text:
                     line.add(text, style)
-                text, style = "", here
+                text, style = "", tone
             text += char
         if text:
             line.add(text, style)
@@ -183,11 +184,11 @@ class Chart(Pane):
             canvas.band(series)
         for order, series in reversed(members):  # where curves meet, the first one stays visible
             canvas.draw(order, series)
-        at_row = {canvas.row_of(t): text for t, text in axis.labels}
+        row_labels = {canvas.row_of(t): text for t, text in axis.labels}
         ends = {canvas.row_of(s.ys[-1]): order for order, s in members if many and math.isfinite(s.ys[-1])}
         lines = []
         for y in range(axis.rows):
-            label = at_row.get(y)
+            label = row_labels.get(y)
             line = Line(p).add(label or "", p.muted, cells=margin, align=">").add("┤" if label else "│", p.border)
             canvas.paint(line, y, p, self.app.no_color)
             if y in ends:
@@ -236,8 +237,8 @@ class Chart(Pane):
         cells = ["─"] * plot
         suffix = f" {self.x_name}" if named else ""
         end = -2
-        at = ticks(low, high, max(2, plot // 12), whole=self.x_whole)
-        for tick, text in zip(at, labels(at), strict=True):
+        values = ticks(low, high, max(2, plot // 12), whole=self.x_whole)
+        for tick, text in zip(values, labels(values), strict=True):
             x = round((tick - low) / (high - low) * (plot - 1))
             start = min(max(0, x - len(text) // 2), plot - len(text) - len(suffix) - bool(suffix))
             if start > end + 1 and start >= 0:
@@ -260,12 +261,12 @@ class _YAxis:
         low, high = self.range
         most = max(2, self.rows // 3)
         if log:
-            at = decades(low, high, most)
-            said = [label for exponent in at for label in labels([float(f"{10.0**exponent:.3g}")])]
+            values = decades(low, high, most)
+            texts = [label for exponent in values for label in labels([float(f"{10.0**exponent:.3g}")])]
         else:
-            at = ticks(low, high, most)
-            said = labels(at)
-        self.labels = list(zip(at, said, strict=True))
+            values = ticks(low, high, most)
+            texts = labels(values)
+        self.labels = list(zip(values, texts, strict=True))
 
     @property
     def width(self) -> int:

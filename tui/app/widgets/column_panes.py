@@ -58,11 +58,11 @@ class ColumnsPane(FlowPane):
         p, cells, lines = self.palette, self.cells(width), []
         for parts in zip_longest(*columns):
             line = Line(p)
-            for at, (row, part) in enumerate(zip(self.shown_rows, parts, strict=True)):
-                if at:
-                    line.to(at * (cells + 3) - 2).add("│ ", p.border)
+            for index, (row, part) in enumerate(zip(self.shown_rows, parts, strict=True)):
+                if index:
+                    line.to(index * (cells + 3) - 2).add("│ ", p.border)
                 line.extend((part or Line(p)).cropped(cells))
-                line.hits.append((at * (cells + 3), at * (cells + 3) + cells, ("rollout", row.n)))
+                line.hits.append((index * (cells + 3), index * (cells + 3) + cells, ("rollout", row.n)))
             lines.append(line)
         return lines
 
@@ -71,12 +71,12 @@ class Heads(ColumnsPane):
     """Outcome, reward, advantage, size and route of each column."""
 
     def build(self, width: int, height: int) -> Flow:
-        heads = [self._head(at, row, self.cells(width)) for at, row in enumerate(self.shown_rows)]
+        heads = [self._head(index, row, self.cells(width)) for index, row in enumerate(self.shown_rows)]
         return Flow([FlowPart(self.beside(heads, width))])
 
-    def _head(self, at: int, row: TrajectoryRow, cells: int) -> list[Line]:
-        p, here = self.palette, at == self.cursor
-        line = Line(p).add("▸" if here else " ", p.accent).add(f"{row.n} ", p.title if here else p.text)
+    def _head(self, index: int, row: TrajectoryRow, cells: int) -> list[Line]:
+        p, selected = self.palette, index == self.cursor
+        line = Line(p).add("▸" if selected else " ", p.accent).add(f"{row.n} ", p.title if selected else p.text)
         line.add(f"{mark(row.correct)} ", p.outcome(row.correct)).whole(fixed(row.reward), p.strong, cells - line.width)
         if row.advantage is not None:
             line.whole(f"  A {fixed(row.advantage, signed=True)}", p.sign(row.advantage), cells - line.width)
@@ -89,8 +89,8 @@ class Heads(ColumnsPane):
         second = Line(p).gap()
         for fact in facts:
             second.offer(Line(p).add(f"{fact}  ", p.muted), cells)
-        told = route(row.actions) if row.words is None else " ".join(row.words.split())
-        return [line, second, Line(p).gap().add(told, p.faint, cells=max(1, cells - 1))]
+        text = route(row.actions) if row.words is None else " ".join(row.words.split())
+        return [line, second, Line(p).gap().add(text, p.faint, cells=max(1, cells - 1))]
 
 
 class ColumnBodies(ColumnsPane):
@@ -103,29 +103,29 @@ class ColumnBodies(ColumnsPane):
     def build(self, width: int, height: int) -> Flow:
         records = [self.records.get(row.n) for row in self.shown_rows]
         steps = max((len(r.trajectory.steps) for r in records if isinstance(r, TrajectoryRecord)), default=0)
-        parts = [FlowPart(partial(self._step, at, records, width), 8, (at,)) for at in range(steps)]
+        parts = [FlowPart(partial(self._step, step, records, width), 8, (step,)) for step in range(steps)]
         return Flow([*parts, FlowPart(partial(self._end, records, width), 2)])
 
-    def _step(self, at: int, records: Sequence[TrajectoryRecord | str | None], width: int) -> list[Line]:
+    def _step(self, step: int, records: Sequence[TrajectoryRecord | str | None], width: int) -> list[Line]:
         p, calls = self.palette, []
         for record in records:
             steps = record.trajectory.steps if isinstance(record, TrajectoryRecord) else ()
-            calls.append(call_text(steps[at]) if at < len(steps) else None)
+            calls.append(call_text(steps[step]) if step < len(steps) else None)
         usual, times = Counter(c for c in calls if c is not None).most_common(1)[0]
         usual = usual if times > 1 or len(records) == 2 else None
-        line = Line(p).add(f"step {at + 1} ", p.muted)
+        line = Line(p).add(f"step {step + 1} ", p.muted)
         columns = [
-            self._lines(record, at, usual is not None and call not in (usual, None), self.cells(width))
+            self._lines(record, step, usual is not None and call not in (usual, None), self.cells(width))
             for record, call in zip(records, calls, strict=True)
         ]
         return [line.add("─" * max(0, width - line.width), p.border), *self.beside(columns, width)]
 
-    def _lines(self, record: TrajectoryRecord | str | None, at: int, other: bool, cells: int) -> list[Line]:
+    def _lines(self, record: TrajectoryRecord | str | None, position: int, other: bool, cells: int) -> list[Line]:
         p = self.palette
-        if not isinstance(record, TrajectoryRecord) or at >= len(record.trajectory.steps):
+        if not isinstance(record, TrajectoryRecord) or position >= len(record.trajectory.steps):
             return []
         lines: list[Line] = []
-        step = record.trajectory.steps[at]
+        step = record.trajectory.steps[position]
         styles: dict[str, Style] = {"call": p.accent, "thought": p.muted, "answered": p.text, "reward": p.muted}
         for name in NAMES:
             text = field_text(record, step, name)

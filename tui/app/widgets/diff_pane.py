@@ -106,9 +106,9 @@ class DiffPane(FlowPane):
         for name in dict.fromkeys(name for known in sums for name in known):
             made = []
             for known, other in (sums, reversed(sums)):
-                value, apart = known.get(name), known.get(name) != other.get(name)
+                value, differs = known.get(name), known.get(name) != other.get(name)
                 line = Line(p).add(f"  {name} ", p.muted, cells=min(16, half - 8))
-                made.append(line.whole(fixed(value, signed=True), p.strong if apart else p.faint, half - line.width))
+                made.append(line.whole(fixed(value, signed=True), p.strong if differs else p.faint, half - line.width))
             lines.append(self._beside(made[0], made[1], half))
         arithmetic = [equation(r.formula, 0, r.advantage)[:-1] if r.formula is not None else [] for r in sides]
         for texts in zip_longest(*arithmetic, fillvalue=""):
@@ -131,11 +131,11 @@ class DiffPane(FlowPane):
 
     def _head(self, i: int, pair: Pair) -> Line:
         p = self.palette
-        here = i == self.at
-        line = Line(p).add("▸" if here else " ", p.accent).add("≠", p.warn_bold)
+        selected = i == self.at
+        line = Line(p).add("▸" if selected else " ", p.accent).add("≠", p.warn_bold)
         left, right = ("–" if n is None else str(n + 1) for n in (pair.left, pair.right))
         name = f"step {left}" if left == right else f"step {left} │ {right}"
-        line.add(f" {name} ", p.title if here else p.muted)
+        line.add(f" {name} ", p.title if selected else p.muted)
         return line.add("─" * max(0, self._width - line.width), p.border)
 
     def _top(self, record: TrajectoryRecord, n: int, width: int) -> Line:

@@ -65,29 +65,29 @@ def split(total: int, parts: Sequence[SplitPart]) -> list[tuple[int, int]]:
     open_parts = [i for i, p in enumerate(parts) if p.grow > 0]
     while extra > 0 and open_parts:
         weight = sum(parts[i].grow for i in open_parts)
-        given = 0
+        used = 0
         full = []
         for i in open_parts:
             share = max(1, int(extra * parts[i].grow / weight))
-            share = min(share, extra - given)
+            share = min(share, extra - used)
             most = parts[i].most
             if most is not None and sizes[i] + share >= most:
                 share = max(0, most - sizes[i])
                 full.append(i)
             sizes[i] += share
-            given += share
-            if given >= extra:
+            used += share
+            if used >= extra:
                 break
-        extra -= given
+        extra -= used
         open_parts = [i for i in open_parts if i not in full]
-        if not given and not full:
+        if not used and not full:
             break
     if extra > 0:
         sizes[-1] += extra
-    out, at = [], 0
+    out, start = [], 0
     for size in sizes:
-        out.append((at, size))
-        at += size - 1
+        out.append((start, size))
+        start += size - 1
     return out
 
 
@@ -189,27 +189,27 @@ class Frame(Widget):
         style = p.base + p.border
         segments: list[Segment] = []
         over = self._titles(y) if any(box.y == y for box in boxes) else []
-        at = 0
+        column = 0
         for pane in panes:
             region = pane.region
-            if region.x > at:
-                self._gap(segments, y, at, region.x, style, over)
+            if region.x > column:
+                self._gap(segments, y, column, region.x, style, over)
             segments += pane.line_at(y - region.y)
-            at = region.right
-        self._gap(segments, y, at, width, style, over)
+            column = region.right
+        self._gap(segments, y, column, width, style, over)
         return Strip(segments, width)
 
     def _gap(
         self, segments: list[Segment], y: int, start: int, end: int, style: Style, over: list[tuple[int, Line]]
     ) -> None:
-        at = start
+        column = start
         for x, line in over:
             if start <= x and x + line.width <= end:
-                segments.append(self._border(y, at, x, style))
+                segments.append(self._border(y, column, x, style))
                 segments += line.segments
-                at = x + line.width
-        if at < end:
-            segments.append(self._border(y, at, end, style))
+                column = x + line.width
+        if column < end:
+            segments.append(self._border(y, column, end, style))
 
     def _border(self, y: int, start: int, end: int, style: Style) -> Segment:
         text = self._drawn.get((y, start, end))
@@ -270,15 +270,15 @@ class Frame(Widget):
         style = p.base + p.border
         segments: list[Segment] = []
         hits: list[tuple[int, int, object]] = []
-        at = 0
+        column = 0
         for x, line in sorted(over, key=lambda item: item[0]):
-            if x < at:
+            if x < column:
                 continue
-            segments.append(self._border(y, at, x, style))
+            segments.append(self._border(y, column, x, style))
             segments += line.segments
             hits += [(a + x, b + x, what) for a, b, what in line.hits]
-            at = x + line.width
-        segments.append(self._border(y, at, width, style))
+            column = x + line.width
+        segments.append(self._border(y, column, width, style))
         self._hits[y] = hits
         return Strip(segments).crop_extend(0, width, p.base)
 

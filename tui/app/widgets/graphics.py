@@ -24,9 +24,9 @@ _SIXEL_TERMS = ("foot", "mlterm", "contour", "yaft", "xterm-sixel")
 
 def kind(environment: Mapping[str, str] = os.environ) -> Kind:
     """Return the image protocol of this terminal."""
-    wanted = environment.get("GRPO_TUI_IMAGES", "")
-    if wanted in ("kitty", "sixel", "blocks"):
-        return wanted  # type: ignore[return-value]
+    chosen = environment.get("GRPO_TUI_IMAGES", "")
+    if chosen in ("kitty", "sixel", "blocks"):
+        return chosen  # type: ignore[return-value]
     if environment.get("NO_COLOR") or environment.get("TMUX") or environment.get("STY"):
         return "blocks"  # multiplexers drop or misplace graphics
     term, program = environment.get("TERM", ""), environment.get("TERM_PROGRAM", "")
@@ -54,7 +54,7 @@ def cell_pixels() -> tuple[int, int]:
     return 10, 20
 
 
-def make(wanted: Kind, send: Callable[[str], None]) -> Widget:
+def make(chosen: Kind, send: Callable[[str], None]) -> Widget:
     """Return a textual-image widget for this protocol. Its `image` takes a PIL image. `send` writes to the terminal."""
     from textual_image import _terminal
 
@@ -71,4 +71,4 @@ def make(wanted: Kind, send: Callable[[str], None]) -> Widget:
 
     # Pictures in kitty's protocol are written when drawn, bypassing the app. See `OwnOutputApp.send`.
     tgp.sys = SimpleNamespace(__stdout__=SimpleNamespace(write=send, flush=lambda: None))  # type: ignore[assignment]
-    return TGPImage(id="graphic") if wanted == "kitty" else SixelImage(id="graphic")
+    return TGPImage(id="graphic") if chosen == "kitty" else SixelImage(id="graphic")

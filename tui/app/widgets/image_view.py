@@ -191,15 +191,15 @@ class ImagePane(Pane):
             frame = next((view.content for view in shown.display if view.kind == "image"), "")
             source = (overlay.image if overlay else None) or (shown.images[0] if shown.images else frame)
         source = source or (trajectory.images[0] if trajectory.images else "")
-        looked_at = seen_at(trajectory, step)
-        seen = (looked_at.path or "") if looked_at is not None else ""
+        image = seen_at(trajectory, step)
+        seen = (image.path or "") if image is not None else ""
         if (source, overlay, seen) == (self.source, self.overlay, self.seen):
             return
         self.source, self.overlay, self.seen = source or seen, overlay, seen if source else ""
         self.title = f"image {overlay.label}".strip() if overlay and overlay.label else "image"
-        if looked_at is not None:
+        if image is not None:
             seen = "right: the policy's view" if self.seen else "the policy's view"
-            self.title += f" · {seen}, {looked_at.width} × {looked_at.height} pixels, {looked_at.tokens} tokens"
+            self.title += f" · {seen}, {image.width} × {image.height} pixels, {image.tokens} tokens"
         self._ask()
 
     def rows_for(self, width: int) -> int:

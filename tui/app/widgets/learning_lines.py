@@ -53,8 +53,8 @@ def _nothing(record: TrajectoryRecord) -> str:
 
 
 def _vote(p: Palette, served: Served, version: int | None, width: int) -> list[Line]:
-    who = "initial trajectory" if served.initial else "further candidate"
-    lines = _field(p, "request", [str(served.request), who, f"by policy {version_text(version)}"], p.text, width)
+    role = "initial trajectory" if served.initial else "further candidate"
+    lines = _field(p, "request", [str(served.request), role, f"by policy {version_text(version)}"], p.text, width)
     if served.seconds is not None:
         lines += _field(p, "answered", [f"after {number(served.seconds)} s"], p.text, width)
     sent = ["✓ given by this rollout"] if served.sent else []
@@ -133,14 +133,14 @@ def _field(p: Palette, name: str, parts: Sequence[str], style: Style, width: int
     room = max(4, width - indent)
     texts: list[str] = []
     for part in parts:
-        for at, text in enumerate(wrap(part, room, 2000)):
-            if texts and not at and cells_of(texts[-1]) + 3 + cells_of(text) <= room:
+        for index, text in enumerate(wrap(part, room, 2000)):
+            if texts and not index and cells_of(texts[-1]) + 3 + cells_of(text) <= room:
                 texts[-1] += f" · {text}"
             else:
                 texts.append(text)
     lines = [Line(p).add(name, p.faint)] if narrow and name else []
-    for at, text in enumerate(texts):
-        lines.append(Line(p).add(name if not narrow and not at else "", p.faint, cells=indent).add(text, style))
+    for index, text in enumerate(texts):
+        lines.append(Line(p).add(name if not narrow and not index else "", p.faint, cells=indent).add(text, style))
     return lines
 
 

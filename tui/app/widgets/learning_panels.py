@@ -45,7 +45,7 @@ class ComponentTable(LivePanel):
         if self.reading.info.mode in ("dump", "recorded"):  # their components are per rollout (docs/recording.md)
             raw, normalised, adds = metric.COMPONENT_RAW, metric.COMPONENT_NORMALIZED, metric.COMPONENT_CONTRIBUTION
         metrics = {"raw": raw, "norm": normalised, "×w": metric.COMPONENT_WEIGHT, "adds": adds}
-        return {title: self.latest.get(of(name)) for title, of in metrics.items()}
+        return {title: self.latest.get(metric_of(name)) for title, metric_of in metrics.items()}
 
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
@@ -246,11 +246,11 @@ class PolicyPanel(LivePanel):
             if value is None:
                 continue
             text = show(value) + (within(self._interval(), percent) if name == metric.SUCCESS_GREEDY else "")
-            said = Line(p).add(text, p.text)
+            change = Line(p).add(text, p.text)
             line = Line(p)
-            if len(title) + 1 + said.width <= width:
+            if len(title) + 1 + change.width <= width:
                 line.add(f"{title} ", p.muted)
-            if line.offer(said, width):
+            if line.offer(change, width):
                 lines.append(self.with_trend(line, name, width))
         return lines or self.nothing(f"with the first {'step' if kind == 'sft' else 'update'}", width)
 

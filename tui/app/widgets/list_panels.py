@@ -44,21 +44,21 @@ class GroupPanel(Pane):
         room = max(1, height)
         if len(self.rows) <= room:
             return self.rows
-        at = next((i for i, r in enumerate(self.rows) if r.n == self.n), 0)
-        start = max(0, min(at - room // 2, len(self.rows) - room))
+        index = next((i for i, r in enumerate(self.rows) if r.n == self.n), 0)
+        start = max(0, min(index - room // 2, len(self.rows) - room))
         return self.rows[start : start + room]
 
     def _neighbour(self, row: TrajectoryRow, width: int) -> Line:
         p = self.palette
-        here = row.n == self.n
-        line = Line(p).add("▸ " if here else "  ", p.accent)
+        selected = row.n == self.n
+        line = Line(p).add("▸ " if selected else "  ", p.accent)
         name = str(row.n)
-        line.add(name, p.strong if here else p.text, cells=max(4, len(name))).gap()
+        line.add(name, p.strong if selected else p.text, cells=max(4, len(name))).gap()
         line.add(mark(row.correct), p.outcome(row.correct)).gap()
         reward, advantage = fixed(row.reward), fixed(row.advantage, 1 if width < 26 else 2, signed=True)
         room = max(0, width - line.width)
         if len(reward) <= room:
-            line.add(reward, p.strong if here else p.text, cells=min(room, max(5, len(reward))), align=">")
+            line.add(reward, p.strong if selected else p.text, cells=min(room, max(5, len(reward))), align=">")
         shown = f"A {advantage}" if row.advantage is not None else ""
         room = width - line.width - 1
         if len(shown) <= room:
@@ -115,10 +115,10 @@ class HistogramPane(Pane):
         axis = Line(p).gap(side + 1)
         step = max(1, 10 // cells + 1)
         for index, (low, _, _) in enumerate(self.bins):
-            here, text = index == self.chosen, number(round(low, 6))
-            if here or (index % step == 0 and (self.chosen is None or abs(index - self.chosen) >= step)):
+            selected, text = index == self.chosen, number(round(low, 6))
+            if selected or (index % step == 0 and (self.chosen is None or abs(index - self.chosen) >= step)):
                 axis.to(side + 1 + index * cells)
-                axis.add(f"▲{text}" if here else text, p.accent if here else p.muted, click=("bin", index))
+                axis.add(f"▲{text}" if selected else text, p.accent if selected else p.muted, click=("bin", index))
         lines.append(axis.right(Line(p).add(self.what, p.muted), width))
         return lines[-height:]
 

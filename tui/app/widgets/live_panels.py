@@ -115,15 +115,15 @@ class SnapshotsPanel(LivePanel):
 
     def build(self, width: int, height: int) -> list[Line]:
         lines = self._now(width)
-        told = set()
+        shown_keys = set()
         for event in reversed(self.reading.versions):
             line = self._event(event, width)
             key = event.kind, event.step, event.kind == "snapshot" and event.id
-            if line is not None and key not in told:
-                told.add(key)
+            if line is not None and key not in shown_keys:
+                shown_keys.add(key)
                 lines.append(line)
-        why = "none yet; c publishes" if self.reading.kind == "online" else "none yet; c saves one"
-        return lines or self.nothing(why, width)
+        reason = "none yet; c publishes" if self.reading.kind == "online" else "none yet; c saves one"
+        return lines or self.nothing(reason, width)
 
     def _now(self, width: int) -> list[Line]:
         p, now = self.palette, self.app.clock()
@@ -152,7 +152,7 @@ class SnapshotsPanel(LivePanel):
         data = event.data
         if event.kind == "eval":
             names = ("live", "greedy") if "live" in data else ("greedy", "sampled")
-            said = {"live": "newest ", "greedy": "smoothed " if "live" in data else "greedy ", "sampled": "sampled "}
+            titles = {"live": "newest ", "greedy": "smoothed " if "live" in data else "greedy ", "sampled": "sampled "}
             line = Line(p)
             if not line.offer(Line(p).add(f"eval {event.step} ", p.muted), width):
                 return None
@@ -161,7 +161,7 @@ class SnapshotsPanel(LivePanel):
                 shown = percent(value) if isinstance(value, (int, float)) else ""
                 shown = number(float(reward)) if isinstance(reward, (int, float)) else shown
                 if shown:
-                    line.offer(Line(p).add(said[name], p.faint).add(shown, p.strong).gap(), width)
+                    line.offer(Line(p).add(titles[name], p.faint).add(shown, p.strong).gap(), width)
                 match data.get(f"{name}_interval"):
                     case [float(low), float(high)]:
                         line.offer(Line(p).add(f"({percent(low)} to {percent(high)})", p.faint).gap(), width)
@@ -210,17 +210,17 @@ class SpeedPanel(LivePanel):
         spent = {name: get(metric.PHASE_SECONDS(name)) for name in PHASES}
         known = [(name, seconds) for name, seconds in spent.items() if seconds is not None]
         lines += self._in_flight(width, height - len(lines) - len(known) - 1)
-        whole = step or sum(v for _, v in known) or 1.0
-        rest = whole - sum(v for _, v in known)
-        if known and rest > 0.005 * whole:
+        total = step or sum(v for _, v in known) or 1.0
+        rest = total - sum(v for _, v in known)
+        if known and rest > 0.005 * total:
             known.append(("other", rest))
         names = min(12, max(4, width - 8), width)
         room = width - names - 6 - 9
         for index, (name, seconds) in enumerate(known):
             line = Line(p).add(name, p.text, cells=names)
             if room >= 3:
-                line.add(bar(seconds / whole, room), p.series[index % len(p.series)], cells=room)
-            for text, style, cells in ((percent(seconds / whole), p.text, 6), (f"{number(seconds)} s", p.faint, 9)):
+                line.add(bar(seconds / total, room), p.series[index % len(p.series)], cells=room)
+            for text, style, cells in ((percent(seconds / total), p.text, 6), (f"{number(seconds)} s", p.faint, 9)):
                 line.offer(Line(p).add(text, style, cells=max(cells, len(text) + 1), align=">"), width)
             lines.append(line)
         return lines or self.nothing("measured with the first step", width)
@@ -238,9 +238,9 @@ class SpeedPanel(LivePanel):
         now = self.app.clock()
         for flight in flying.longest[: max(0, room - 1)]:
             age = duration(max(0.0, now - flight.began))
-            told = Line(p).gap(2).add(age, p.text, cells=8, align=">").gap(2).add(flight.id, p.accent)
-            told.offer(Line(p).gap(2).add(flight.what, p.muted), width)
-            lines += [told] if told.width <= width else []
+            entry = Line(p).gap(2).add(age, p.text, cells=8, align=">").gap(2).add(flight.id, p.accent)
+            entry.offer(Line(p).gap(2).add(flight.what, p.muted), width)
+            lines += [entry] if entry.width <= width else []
         return lines
 
 
@@ -248,7 +248,7 @@ def telling(lines: Sequence[str]) -> list[str]:
     """Drop warnings of libraries and finished progress bars from a log."""
     kept: list[str] = []
     source = False
-    for at, text in enumerate(lines):
+    for index, text in enumerate(lines):
         follows, source = source and text.startswith("  "), False
         warned = _WARNED.fullmatch(text)
         bar = _BAR.search(text)
@@ -257,7 +257,7 @@ def telling(lines: Sequence[str]) -> list[str]:
             if not _LIBRARY.search(warned["file"]):
                 kept.append(f"{warned['what']} ({os.path.basename(warned['file'])}:{warned['line']})")
         elif bar is not None:
-            if at == len(lines) - 1 and bar["share"] != "100":
+            if index == len(lines) - 1 and bar["share"] != "100":
                 kept.append(text)
         elif text.strip() and not follows:
             kept.append(text)
@@ -295,8 +295,8 @@ class LogPanel(LivePanel):
         left = line.width
         rows = [""]
         for part in (sign + message).split("  "):  # keeps a name and its number together
-            whole = f"{rows[-1]}  {part}" if rows[-1] else part
-            rows[-1:] = [whole] if cells_of(whole) <= width - left or not rows[-1] else [rows[-1], part]
+            joined = f"{rows[-1]}  {part}" if rows[-1] else part
+            rows[-1:] = [joined] if cells_of(joined) <= width - left or not rows[-1] else [rows[-1], part]
         first, *more = wrapped(p, "\n".join(rows), max(1, width - left), tone) or [Line(p)]
         if len(more) > 1:  # a message takes at most two lines
             more = [more[0].cropped(width - left - 1).add("…", p.muted)]

@@ -128,8 +128,8 @@ class PromptBar(Widget):
         if box.value not in self._offered:
             self._offered = self._complete(box.value)
         if self._offered:
-            at = self._offered.index(box.value) + 1 if box.value in self._offered else 0
-            self._put(self._offered[at % len(self._offered)])
+            index = self._offered.index(box.value) + 1 if box.value in self._offered else 0
+            self._put(self._offered[index % len(self._offered)])
 
     def action_earlier(self, by: int) -> None:
         self._back = max(0, min(self._back + by, len(self._history)))

@@ -85,8 +85,8 @@ class ReadingPanel(FlowPane):
         raw = "raw · " if self.raw else ""
         if self.whole:
             return f"{raw}{self.heading} · step {self.step + 1} of {len(steps)}"
-        at = min(self.step, len(steps) - 1)
-        return f"{raw}step {at + 1}/{len(steps)}  {self.texts.summary(at)}"
+        position = min(self.step, len(steps) - 1)
+        return f"{raw}step {position + 1}/{len(steps)}  {self.texts.summary(position)}"
 
     # -- folding ------------------------------------------------------------------------------------------------
 
@@ -111,20 +111,20 @@ class ReadingPanel(FlowPane):
         """Choose the next or previous text that folds."""
         now, notes = self.chosen, self._notes_between(0, len(self.flow))
         keys = [key for _, key in notes]
-        at = keys.index(now) + by if now in keys else 0 if by > 0 else len(keys) - 1
-        if 0 <= at < len(keys):
-            self._choose(keys[at])
-            if not self.top <= notes[at][0] < self.top + self.size.height:
-                self.scroll_line_to(notes[at][0] - self.size.height // 2)
+        index = keys.index(now) + by if now in keys else 0 if by > 0 else len(keys) - 1
+        if 0 <= index < len(keys):
+            self._choose(keys[index])
+            if not self.top <= notes[index][0] < self.top + self.size.height:
+                self.scroll_line_to(notes[index][0] - self.size.height // 2)
 
     def _notes_between(self, top: int, bottom: int) -> list[tuple[int, Key]]:
         flow, found = self.flow, []
         folding = {id(part): key for key, part in (self._laid.folding if self._laid is not None else {}).items()}
         starts = flow.starts
-        for at in range(max(0, flow.part_at(top)), min(len(flow.parts), flow.part_at(max(0, bottom - 1)) + 1)):
-            key = folding.get(id(flow.parts[at]))
-            if key is not None and top < starts[at + 1] <= bottom:
-                found.append((starts[at + 1] - 1, key))
+        for index in range(max(0, flow.part_at(top)), min(len(flow.parts), flow.part_at(max(0, bottom - 1)) + 1)):
+            key = folding.get(id(flow.parts[index]))
+            if key is not None and top < starts[index + 1] <= bottom:
+                found.append((starts[index + 1] - 1, key))
         return found
 
     def toggle(self, key: Key | None = None) -> bool:
@@ -160,15 +160,15 @@ class ReadingPanel(FlowPane):
             return
         flow, place, offset = self.flow, (), 0
         if flow.parts:
-            at = min(flow.part_at(self.top), len(flow.parts) - 1)
-            place, offset = flow.parts[at].key, self.top - flow.starts[at]
+            index = min(flow.part_at(self.top), len(flow.parts) - 1)
+            place, offset = flow.parts[index].key, self.top - flow.starts[index]
         self._built = None
         flow = self.flow
         if place:
             self._expand(place[0])
-            at = next((i for i, part in enumerate(flow.parts) if part.key[:2] == place[:2]), None)
-            if at is not None:
-                self.begin_at(flow.starts[at] + (offset if flow.parts[at].key == place else 0))
+            index = next((i for i, part in enumerate(flow.parts) if part.key[:2] == place[:2]), None)
+            if index is not None:
+                self.begin_at(flow.starts[index] + (offset if flow.parts[index].key == place else 0))
         self._chosen = key
         self.repaint()
 
@@ -193,14 +193,14 @@ class ReadingPanel(FlowPane):
             self.begin_at(self._line_of(self.match) - self.size.height // 3)
         elif self.whole:
             flow = self.flow
-            head = next((at for at, part in enumerate(flow.parts) if part.key[0] == self.step), 0)
+            head = next((index for index, part in enumerate(flow.parts) if part.key[0] == self.step), 0)
             self.begin_at(flow.starts[head] if self.step else 0)
 
     def _expand(self, step: int) -> None:
         flow = self.flow
-        at = next((i for i, part in enumerate(flow.parts) if part.key == (step, -2)), None)
-        if at is not None:
-            flow.laid_out(at)
+        index = next((i for i, part in enumerate(flow.parts) if part.key == (step, -2)), None)
+        if index is not None:
+            flow.laid_out(index)
 
     def scroll_line_to(self, top: int) -> None:
         """Scroll to line `top`. In the conversation the step at the top becomes the open one."""
@@ -209,12 +209,12 @@ class ReadingPanel(FlowPane):
         flow, before = self.flow, self.top
         super().scroll_line_to(top)
         if self.top != before and self.whole and self.record is not None:
-            last, here = len(self.record.trajectory.steps) - 1, flow.part_at(self.top + self.size.height // 4)
-            at = max(0, min(flow.parts[min(here, len(flow.parts) - 1)].key[0], last))
-            if at != self.step:
-                self.step = at
+            last, part = len(self.record.trajectory.steps) - 1, flow.part_at(self.top + self.size.height // 4)
+            position = max(0, min(flow.parts[min(part, len(flow.parts) - 1)].key[0], last))
+            if position != self.step:
+                self.step = position
                 self.title = self._heading()
-                self.on_step(at)
+                self.on_step(position)
 
     def _line_of(self, match: Match) -> int:
         """Return the line of a match, found by counting the matches before it in its part."""
@@ -242,8 +242,8 @@ class ReadingPanel(FlowPane):
         if self.texts is None:
             return [self.problem]
         steps = range(len(self.texts.trajectory.steps)) if self.whole else (self.step,)
-        fields = [given for at in (PROMPT, *steps, END) for given in self.texts.of(at)]
-        texts = ("\n".join(text for text in (given.name, given.text) if text) for given in fields)
+        fields = [field for position in (PROMPT, *steps, END) for field in self.texts.of(position)]
+        texts = ("\n".join(text for text in (field.name, field.text) if text) for field in fields)
         return [literal(line.expandtabs(4)) for text in texts for line in text.split("\n")]
 
     def build(self, width: int, height: int) -> Flow:
@@ -264,28 +264,28 @@ class ReadingPanel(FlowPane):
         if self.whole or self.whole_prompt or self.step == 0 or not steps:
             lay.put(PROMPT, prompt)
         elif prompt:
-            asked = next((f for f in reversed(prompt) if f.name in ("user", "prompt")), prompt[-1])
+            question = next((f for f in reversed(prompt) if f.name in ("user", "prompt")), prompt[-1])
             line = Line(p).add("prompt ", p.faint)
-            line.add(" ".join(asked.text[:400].split()), p.muted, cells=max(1, lay.width - 12)).add(" · P", p.faint)
+            line.add(" ".join(question.text[:400].split()), p.muted, cells=max(1, lay.width - 12)).add(" · P", p.faint)
             lay.line(line)
         if not steps and not self.running:
             lay.line(Line(p).add("The agent took no step.", p.warn))
         shown = range(len(steps)) if self.whole else [min(self.step, len(steps) - 1)] if steps else []
-        for at in shown:
+        for position in shown:
             if self.whole:
-                lay.later(at, _STEP, partial(self._lay_step, lay, at, texts))
+                lay.later(position, _STEP, partial(self._lay_step, lay, position, texts))
             else:
-                self._lay_step(lay, at, texts)
+                self._lay_step(lay, position, texts)
         if not self.running and (not shown or shown[-1] == len(steps) - 1):
             lay.put(END, texts.of(END))
 
-    def _lay_step(self, lay: TextLayout, at: int, texts: RolloutTexts) -> None:
+    def _lay_step(self, lay: TextLayout, position: int, texts: RolloutTexts) -> None:
         if self.whole:
-            head = Line(self.palette).add(f"─ {at + 1} ", self.palette.title)
-            lay.line(head.add("─" * max(0, lay.width - head.width), self.palette.border), at=at)
-        lay.put(at, texts.of(at))
-        if notes := _notes(texts.trajectory.steps[at]):
-            lay.line(Line(self.palette).add(" · ".join(notes), self.palette.faint, cells=lay.width), at=at)
+            head = Line(self.palette).add(f"─ {position + 1} ", self.palette.title)
+            lay.line(head.add("─" * max(0, lay.width - head.width), self.palette.border), at=position)
+        lay.put(position, texts.of(position))
+        if notes := _notes(texts.trajectory.steps[position]):
+            lay.line(Line(self.palette).add(" · ".join(notes), self.palette.faint, cells=lay.width), at=position)
 
 
 def _notes(step: Step) -> list[str]:

@@ -66,9 +66,9 @@ class Renderer:
 
     def _wrapped(self, text: Text, width: int) -> list[Line]:
         made: list[Line] = []
-        for whole in text.split("\n", allow_blank=True):
-            for part, at in broken(whole.plain, width):
-                made.append(self._line(list(whole[at : at + len(part)].render(self._console))))
+        for paragraph in text.split("\n", allow_blank=True):
+            for part, start in broken(paragraph.plain, width):
+                made.append(self._line(list(paragraph[start : start + len(part)].render(self._console))))
         return made
 
     # -- kinds --------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class Renderer:
         rows = self._console.render_lines(self._markdown_type(text), options, pad=False)
         made = [self._line(row, style) for row in rows]
         blank = [not line.plain.strip() for line in made]
-        kept = [line for at, line in enumerate(made) if not blank[at] or not (at == 0 or blank[at - 1])]
+        kept = [line for index, line in enumerate(made) if not blank[index] or not (index == 0 or blank[index - 1])]
         while kept and not kept[-1].plain.strip():
             kept.pop()
         return [line.cropped(width) for line in kept]
@@ -109,27 +109,27 @@ class Renderer:
             return Style.null()
         shade, ground = style.color.get_truecolor(), self.palette.base.bgcolor
         assert ground is not None
-        apart = abs(_light(shade) - _light(ground.get_truecolor()))
-        return Style.from_color(style.color) if apart > 0.35 else self.palette.text
+        contrast = abs(_light(shade) - _light(ground.get_truecolor()))
+        return Style.from_color(style.color) if contrast > 0.35 else self.palette.text
 
     def _boxed(self, lines: list[Line]) -> list[Line]:
         if not any("\\boxed" in line.plain for line in lines):
             return lines
         depth = 0
         for index, line in enumerate(lines):
-            plain, at, spans = line.plain, 0, []
-            while at < len(plain):
+            plain, position, spans = line.plain, 0, []
+            while position < len(plain):
                 if not depth:
-                    found = _BOXED.search(plain, at)
+                    found = _BOXED.search(plain, position)
                     if found is None:
                         break
-                    begin, at, depth = found.start(), found.end(), 1
+                    begin, position, depth = found.start(), found.end(), 1
                 else:
-                    begin = at
-                while at < len(plain) and depth:
-                    depth += (plain[at] == "{") - (plain[at] == "}")
-                    at += 1
-                spans.append((begin, at))
+                    begin = position
+                while position < len(plain) and depth:
+                    depth += (plain[position] == "{") - (plain[position] == "}")
+                    position += 1
+                spans.append((begin, position))
             if spans:
                 lines[index] = marked(line, spans, self.palette.found)
         return lines
@@ -180,25 +180,25 @@ class Renderer:
 
 def broken(text: str, width: int) -> list[tuple[str, int]]:
     """Wrap a text. Returns the parts with their start positions."""
-    at, parts = 0, []
+    start, parts = 0, []
     for part in wrap(text, width, len(text)):
-        at = max(at, text.find(part, at))
-        parts.append((part, at))
-        at += len(part)
+        start = max(start, text.find(part, start))
+        parts.append((part, start))
+        start += len(part)
     return parts
 
 
 def marked(line: Line, spans: Sequence[tuple[int, int]], style: Style) -> Line:
     """Return the line with a style over possibly overlapping spans of characters."""
-    made, at = Line(line.palette), 0
+    made, start = Line(line.palette), 0
     made.hits = line.hits
     for segment in line.segments:
-        end = at + len(segment.text)
-        cuts = sorted({at, end, *(min(max(c, at), end) for span in spans for c in span)})
+        end = start + len(segment.text)
+        cuts = sorted({start, end, *(min(max(c, start), end) for span in spans for c in span)})
         for a, b in pairwise(cuts):
             over = any(begin <= a < stop for begin, stop in spans)
-            made.add(segment.text[a - at : b - at], style if over else segment.style)
-        at = end
+            made.add(segment.text[a - start : b - start], style if over else segment.style)
+        start = end
     return made
 
 

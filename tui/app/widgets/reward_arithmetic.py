@@ -80,8 +80,8 @@ class RewardLines:
         reasons = [line for s in scores if s.why for line in self._wrapped(f"{s.name}: {s.why}", p.faint)]
         reasons += [Line(p)] if reasons else []
         if reward is None:
-            told = [line for s in scores for line in self._wrapped(f"{s.name} {fixed(s.value)}", p.text)]
-            return [*told, *reasons]
+            score_lines = [line for s in scores for line in self._wrapped(f"{s.name} {fixed(s.value)}", p.text)]
+            return [*score_lines, *reasons]
         lines = [] if self.of_whole and not reward.components else self._components(reward)
         penalties = [line for penalty in reward.penalties for line in penalty_lines(p, penalty, self.width)]
         if self.of_whole:
@@ -126,8 +126,8 @@ class RewardLines:
         line = Line(p).add(name, p.muted).whole(value, p.sign(record.advantage), width - len(name))
         if step is not None:
             line.whole(f"  this step {fixed(step, signed=True)}", p.text, width - line.width)
-        told = equation(self.formula, self.step, step)
-        return [line, *(line for text in told for line in self._wrapped(text, p.faint))]
+        texts = equation(self.formula, self.step, step)
+        return [line, *(line for text in texts for line in self._wrapped(text, p.faint))]
 
     def learned(self) -> list[Line]:
         return learning_lines(self.palette, self.record, self.learning, self.width)
@@ -136,8 +136,8 @@ class RewardLines:
         return wrapped(self.palette, text, self.width, style)
 
     def _unknown(self, what: str, name: str) -> list[Line]:
-        why = self.record.unknown.get(what)
-        return self._wrapped(f"{name}: not recorded" + (f" ({why})" if why else ""), self.palette.faint)
+        reason = self.record.unknown.get(what)
+        return self._wrapped(f"{name}: not recorded" + (f" ({reason})" if reason else ""), self.palette.faint)
 
     def _components(self, reward: StepReward) -> list[Line]:
         p, width = self.palette, self.width
@@ -157,15 +157,15 @@ class RewardLines:
         names = max(1, min(16, room - spare * len(kept)))
         shown = ["component", *distinct_names(list(reward.components), names), "Σ step"]
         lines = []
-        for at, row in enumerate(table):
-            head, total = at == 0, at == len(table) - 1
+        for index, row in enumerate(table):
+            head, total = index == 0, index == len(table) - 1
             if total:
                 lines.append(Line(p).add("─" * (names + sum(sizes[i] + spare for i in kept)), p.border))
-            line = Line(p).add(shown[at], p.muted if head else p.strong if total else p.text, cells=names)
+            line = Line(p).add(shown[index], p.muted if head else p.strong if total else p.text, cells=names)
             for i in kept:
                 style = p.muted if head or i == 2 else p.strong if total else p.text
                 if not head and not total and i == 3:
-                    style = p.sign(values[at - 1].contribution)
+                    style = p.sign(values[index - 1].contribution)
                 line.add(row[1 + i], p.faint if row[1 + i] == "–" else style, cells=sizes[i] + spare, align=">")
             lines.append(line)
         return lines
@@ -189,8 +189,8 @@ class RewardArithmetic(Pane):
         recomputed: str = "",
     ) -> None:
         self._put = None if record is None else (record, step, formula, learning or Learning(), recomputed)
-        of_step = record is not None and has_step_rewards(record)
-        self.title = "reward of this step" if of_step else "reward of the rollout"
+        has_steps = record is not None and has_step_rewards(record)
+        self.title = "reward of this step" if has_steps else "reward of the rollout"
         self.changed(keep_scroll=False)
 
     def build(self, width: int, height: int) -> list[Line]:

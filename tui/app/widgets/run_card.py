@@ -116,13 +116,13 @@ class RunCard(Pane):
                 for i, text in enumerate(wrap(str(value), max(4, width - 9), 400)):
                     lines.append(Line(p).add(name if i == 0 else "", p.faint, cells=8).gap().add(text, p.text))
         interval = self.headline.interval
-        for key, title, of in _SUCCESS:
+        for key, title, sample in _SUCCESS:
             value = self.headline.values.get(key)
             if value is not None:
                 text = percent(value) + within(interval, percent)
                 interval = None  # only the first one has it
                 line = Line(p).add(title, p.faint, cells=8).gap().add(text, p.strong)
-                line.offer(Line(p).add(f" {of}", p.muted), width)
+                line.offer(Line(p).add(f" {sample}", p.muted), width)
                 lines.append(line)
         lines += wrapped(p, self.over_seeds, width, p.strong) if self.over_seeds else []
         if info.status in ("crashed", "stopped"):

@@ -51,12 +51,14 @@ class ScatterChart(Chart):
             text = self.note if cloud is None or not cloud.cells else ""
             return [*(Line(p) for _ in range(max(0, height // 3))), Line(p).add(text, p.faint, cells=width, align="^")]
         x, y = cloud.x, cloud.y
-        at = ticks(y.low, y.high, max(2, height // 4))
-        said = labels(at)
-        margin = min(MARGIN - 2, max(map(len, said), default=1))
+        values = ticks(y.low, y.high, max(2, height // 4))
+        texts = labels(values)
+        margin = min(MARGIN - 2, max(map(len, texts), default=1))
         plot, tall = max(2, width - margin - 1), height - 2
         rows, columns = _spread(y.cells, tall), _spread(x.cells, plot)
-        named = {round((y.high - tick) / (y.high - y.low) * tall): text for tick, text in zip(at, said, strict=True)}
+        named = {
+            round((y.high - tick) / (y.high - y.low) * tall): text for tick, text in zip(values, texts, strict=True)
+        }
         most = max(32, *(n for n, _ in cloud.cells.values()))
         lines = [Line(p).add(self.told(), p.accent, cells=width)]
         for row, (cell, middle) in enumerate(reversed(rows)):
@@ -71,14 +73,14 @@ class ScatterChart(Chart):
         self, line: Line, cloud: Cloud, row: tuple[int, bool], columns: list[tuple[int, bool]], most: int
     ) -> None:
         p, begin = self.palette, line.width
-        for at, (column, middle) in enumerate(columns):
+        for index, (column, middle) in enumerate(columns):
             n = cloud.cells.get((column, row[0]), (0, 0))[0]
             level = 0 if n <= 1 else 1 + int(4.999 * math.log(n) / math.log(most))
             centre = middle and row[1]
             if n and (centre or level >= _FILLS):
-                here = centre and (column, row[0]) == self.cursor
-                style = p.found if here else p.series[0]
-                line.to(begin + at).add("◆" if here else _SIGNS[level], style, click=("point", (column, row[0])))
+                selected = centre and (column, row[0]) == self.cursor
+                style = p.found if selected else p.series[0]
+                line.to(begin + index).add("◆" if selected else _SIGNS[level], style, click=("point", (column, row[0])))
 
     def told(self) -> str:
         """Describe the point under the cursor: its ranges and its number of rollouts."""
@@ -92,6 +94,6 @@ class ScatterChart(Chart):
 
 def _spread(cells: int, room: int) -> list[tuple[int, bool]]:
     """Return the cell of each of `room` characters, and whether the character is the middle one of its cell."""
-    at = [i * cells // room for i in range(room)]
-    middles = {(at.index(cell) + room - 1 - at[::-1].index(cell)) // 2 for cell in set(at)}
-    return [(cell, i in middles) for i, cell in enumerate(at)]
+    starts = [i * cells // room for i in range(room)]
+    middles = {(starts.index(cell) + room - 1 - starts[::-1].index(cell)) // 2 for cell in set(starts)}
+    return [(cell, i in middles) for i, cell in enumerate(starts)]

@@ -95,8 +95,8 @@ class Table(Pane):
         self._asked.discard(page)
         self._pages[page] = list(rows)
         while len(self._pages) > _KEPT_PAGES:
-            here = (self.top + self.body_height // 2) // PAGE
-            del self._pages[max(self._pages, key=lambda p: abs(p - here))]
+            current = (self.top + self.body_height // 2) // PAGE
+            del self._pages[max(self._pages, key=lambda p: abs(p - current))]
         self.repaint()
         if page * PAGE <= self.cursor < (page + 1) * PAGE:
             self.post_message(self.Moved())
@@ -126,13 +126,13 @@ class Table(Pane):
     def row(self, index: int) -> Any | None:
         if not 0 <= index < self.total:
             return None
-        page, at = divmod(index, PAGE)
+        page, offset = divmod(index, PAGE)
         rows = self._pages.get(page)
         if rows is None and page not in self._asked:
             self._asked.add(page)
             self._fetch(page * PAGE, PAGE)
             rows = self._pages.get(page)
-        return rows[at] if rows is not None and at < len(rows) else None
+        return rows[offset] if rows is not None and offset < len(rows) else None
 
     def near(self) -> list[Any]:
         return [row for page in self._pages.values() for row in page]
@@ -197,9 +197,9 @@ class Table(Pane):
         p = self.palette
         if not self.total:
             texts = self._empty()
-            at = y - max(0, (self.size.height - len(texts)) // 3)
-            if 0 <= at < len(texts):
-                return Line(p).add(texts[at], p.title if at == 0 else p.muted, cells=width, align="^").cells(width)
+            i = y - max(0, (self.size.height - len(texts)) // 3)
+            if 0 <= i < len(texts):
+                return Line(p).add(texts[i], p.title if i == 0 else p.muted, cells=width, align="^").cells(width)
             return Line(p).cells(width)
         columns = self.layout_columns(width)
         line = Line(p)
@@ -217,11 +217,11 @@ class Table(Pane):
         if index >= self.total:
             return Line(p).cells(width)
         row = self.row(index)
-        here = index == self.cursor
-        line.add("▸" if here else " ", p.accent)
+        selected = index == self.cursor
+        line.add("▸" if selected else " ", p.accent)
         if row is None:
             line.add(" …", p.faint)
-            return line.cells(width, p.cursor if here else None)
+            return line.cells(width, p.cursor if selected else None)
         line.add(self.marked(row), p.warn_bold, cells=1)
         for place, (column, size) in enumerate(columns):
             value, style = column.cell(row)
@@ -230,16 +230,16 @@ class Table(Pane):
                 line.extend(value.cropped(size)).to(line.width + size - min(size, value.width))
             else:
                 line.add(value, style, cells=size, align=column.align)
-        return line.cells(width, p.cursor if here else None)
+        return line.cells(width, p.cursor if selected else None)
 
     def clicked(self, x: int, y: int) -> None:
         index = self.top + y - 1
         if y == 0 and self.total:
-            at = 2
+            start = 2
             for column, size in self.layout_columns(self.size.width):
-                if at <= x < at + size and column.name:
+                if start <= x < start + size and column.name:
                     self.post_message(self.Hit(("sort", column.name)))
-                at += size + 1
+                start += size + 1
         elif index == self.cursor and self.total:
             self.post_message(self.Selected())
         elif index < self.total:

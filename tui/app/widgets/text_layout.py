@@ -64,26 +64,26 @@ class Flow(Sequence[Line]):
             start, stop, step = index.indices(len(self))
             return [self[i] for i in range(start, stop, step) if i < len(self)]
         while True:
-            at = self.part_at(index)
-            if at >= len(self.parts):
+            number = self.part_at(index)
+            if number >= len(self.parts):
                 raise IndexError(index)
-            self.laid_out(at)
-            offset = index - self.starts[at]
-            lines = self.parts[at].lines
+            self.laid_out(number)
+            offset = index - self.starts[number]
+            lines = self.parts[number].lines
             if lines is not None and offset < len(lines):
                 return lines[offset]
 
     def part_at(self, index: int) -> int:
         return bisect_right(self.starts, index) - 1
 
-    def laid_out(self, at: int) -> bool:
+    def laid_out(self, number: int) -> bool:
         """Lay out a part. Returns whether later parts moved."""
-        part = self.parts[at]
+        part = self.parts[number]
         if part.lines is not None or part.make is None:
             return False
         made, before = part.make(), part.rows
         if made and isinstance(made[0], FlowPart):
-            self.parts[at : at + 1] = made  # type: ignore[assignment]
+            self.parts[number : number + 1] = made  # type: ignore[assignment]
             self._starts = None
             return True
         part.lines = made  # type: ignore[assignment]
@@ -102,15 +102,15 @@ class Flow(Sequence[Line]):
         for _ in range(200):
             size = len(self)
             top = max(0, min(size - height, 10**9 if to_end else top))
-            at = self.part_at(top)
-            before = self.starts[at] if at < len(self.parts) else 0
-            if at < len(self.parts) and self.laid_out(at):
+            number = self.part_at(top)
+            before = self.starts[number] if number < len(self.parts) else 0
+            if number < len(self.parts) and self.laid_out(number):
                 if top < old:  # coming from below: show the part's last lines first
                     top += len(self) - size
-                elif at < len(self.parts):
-                    top = min(top, before + max(0, len(self) - size + self.parts[at].rows - 1))
+                elif number < len(self.parts):
+                    top = min(top, before + max(0, len(self) - size + self.parts[number].rows - 1))
                 continue
-            if not any(self.laid_out(i) for i in range(at, self.part_at(min(top + height, len(self)) - 1) + 1)):
+            if not any(self.laid_out(i) for i in range(number, self.part_at(min(top + height, len(self)) - 1) + 1)):
                 break
         return max(0, min(top, len(self) - height))
 
@@ -171,10 +171,10 @@ class TextLayout:
         return self.renderer.palette
 
     def put(self, at: int, fields: Sequence[Field]) -> None:
-        for index, given in enumerate(fields):
-            if self.spaced and index and given.role in ("call", "words"):
+        for index, item in enumerate(fields):
+            if self.spaced and index and item.role in ("call", "words"):
                 self.line(Line(self.palette), at=at)
-            self._put((at, index), given)
+            self._put((at, index), item)
 
     def line(self, *lines: Line, at: int = PROMPT) -> None:
         self.parts.append(FlowPart(lines, key=(at, -1)))
@@ -192,108 +192,108 @@ class TextLayout:
 
         self.parts.append(FlowPart(put, rows, (at, -2)))
 
-    def _put(self, key: Key, given: Field) -> None:
-        text = given.text.replace("\r\n", "\n").strip("\n")
-        fold = self.folds.get(given.role, self.folds["text"])
-        room = max(1, self.width - self._left(given, text))
+    def _put(self, key: Key, field: Field) -> None:
+        text = field.text.replace("\r\n", "\n").strip("\n")
+        fold = self.folds.get(field.role, self.folds["text"])
+        room = max(1, self.width - self._left(field, text))
         folds = _rows(text, room) > fold + max(_SPARE, fold // 2)
         if folds and not self.is_open(key):
-            part = FlowPart(partial(self._folded, key, given, text, fold), fold + 2, key)
+            part = FlowPart(partial(self._folded, key, field, text, fold), fold + 2, key)
             self.folding[key], self.places[key] = part, ([part], (0,))
             self.parts.append(part)
             return
-        kind = _kind(given, text)
+        kind = _kind(field, text)
         if kind == "json" and len(text) > CHUNK:
             text = prepared(text, kind)
         pieces = list(chunks(text, kind))
         made = []
         for index, piece in enumerate(pieces):
             first, last = index == 0, folds and index == len(pieces) - 1
-            make = partial(self._piece, key, given, piece, kind, first, last)
+            make = partial(self._piece, key, field, piece, kind, first, last)
             made.append(FlowPart(make, _rows(piece, room) + first + last, (*key, index)))
         self.places[key] = made, list(accumulate((len(p) + 1 for p in pieces[:-1]), initial=0))
         self.parts += made
         if folds:
             self.folding[key] = made[-1]
 
-    def _beside(self, given: Field, text: str) -> bool:
-        return given.role == "call" or (
-            "\n" not in text and given.indent + cells_of(given.name) + 1 + cells_of(text) <= self.width
+    def _beside(self, field: Field, text: str) -> bool:
+        return field.role == "call" or (
+            "\n" not in text and field.indent + cells_of(field.name) + 1 + cells_of(text) <= self.width
         )
 
-    def _left(self, given: Field, text: str) -> int:
-        if not given.name:
-            return given.indent
-        named = cells_of(given.name) + 1
-        return given.indent + (named if self._beside(given, text) and (named <= 6 or "\n" not in text) else 2)
+    def _left(self, field: Field, text: str) -> int:
+        if not field.name:
+            return field.indent
+        named = cells_of(field.name) + 1
+        return field.indent + (named if self._beside(field, text) and (named <= 6 or "\n" not in text) else 2)
 
     # -- lines --------------------------------------------------------------------------------------------------
 
-    def _folded(self, key: Key, given: Field, text: str, fold: int) -> list[Line]:
-        kind = _kind(given, text)
+    def _folded(self, key: Key, field: Field, text: str, fold: int) -> list[Line]:
+        kind = _kind(field, text)
         if kind == "json" and len(text) <= LARGE // 4:
             text = prepared(text, kind)
         count = text.count("\n") + 1
         note = f"{count:,} lines" if count > fold else f"{len(text):,} characters"
-        lines = self._body(given, _end(text, kind, fold, self.width, given.tail), kind, text)
-        lines = lines[-fold:] if given.tail else lines[:fold]
-        while given.tail and not lines[0].plain.strip() and len(lines) > 1:
+        lines = self._body(field, _end(text, kind, fold, self.width, field.tail), kind, text)
+        lines = lines[-fold:] if field.tail else lines[:fold]
+        while field.tail and not lines[0].plain.strip() and len(lines) > 1:
             del lines[0]
-        line = self._note(key, given, note)
-        if not given.tail:
-            return self._headed(given, text, [*lines, line])
-        head, *lines = self._headed(given, text, lines) if given.name else (Line(self.palette), *lines)
+        line = self._note(key, field, note)
+        if not field.tail:
+            return self._headed(field, text, [*lines, line])
+        head, *lines = self._headed(field, text, lines) if field.name else (Line(self.palette), *lines)
         line = head.gap(int(head.width > 0)).extend(line) if head.width + line.width <= self.width else line
         line.hits = [(0, self.width, ("fold", key))]
         return [line, *lines]
 
-    def _piece(self, key: Key, given: Field, text: str, kind: str, first: bool, last: bool) -> list[Line]:
-        lines = self._body(given, text, kind, given.text)
+    def _piece(self, key: Key, field: Field, text: str, kind: str, first: bool, last: bool) -> list[Line]:
+        lines = self._body(field, text, kind, field.text)
         if last:
-            lines.append(self._note(key, given, "", "enter folds"))
-        if first and kind == "raw" and len(given.text) > LARGE:
+            lines.append(self._note(key, field, "", "enter folds"))
+        if first and kind == "raw" and len(field.text) > LARGE:
             lines.insert(
-                0, Line(self.palette).gap(given.indent).add("raw: too large to be rendered", self.palette.warn)
+                0, Line(self.palette).gap(field.indent).add("raw: too large to be rendered", self.palette.warn)
             )
-        return self._headed(given, given.text.strip("\n"), lines) if first else lines
+        return self._headed(field, field.text.strip("\n"), lines) if first else lines
 
-    def _body(self, given: Field, piece: str, kind: str, whole: str) -> list[Line]:
-        left = self._left(given, whole.strip("\n"))
-        style: Style = getattr(self.palette, "strong" if given.role == "call" else given.tone)
+    def _body(self, field: Field, piece: str, kind: str, full_text: str) -> list[Line]:
+        left = self._left(field, full_text.strip("\n"))
+        style: Style = getattr(self.palette, "strong" if field.role == "call" else field.tone)
         room = max(1, self.width - left)
         lines = self.renderer.lines(prepared(piece, kind), kind, room, style) if piece else []
         lines = self._found(lines, room)
         return [Line(self.palette).gap(left).extend(line) for line in lines]
 
-    def _headed(self, given: Field, text: str, lines: list[Line]) -> list[Line]:
+    def _headed(self, field: Field, text: str, lines: list[Line]) -> list[Line]:
         p = self.palette
-        if not given.name:
+        if not field.name:
             return lines
-        line = Line(p).gap(given.indent)
-        sign, _, rest = given.name.partition(" ")
-        if given.role == "call":
-            line.add(sign, getattr(p, given.tone)).gap().add(rest, p.key)
+        line = Line(p).gap(field.indent)
+        sign, _, rest = field.name.partition(" ")
+        if field.role == "call":
+            line.add(sign, getattr(p, field.tone)).gap().add(rest, p.key)
         else:
-            line.add(given.name, getattr(p, given.tone) if sign in ("✓", "✗") else p.faint)
-        if self._beside(given, text) and text:
+            line.add(field.name, getattr(p, field.tone) if sign in ("✓", "✗") else p.faint)
+        if self._beside(field, text) and text:
             first = lines.pop(0) if lines else Line(p)
-            line.gap().extend(_from(first, self._left(given, text)))
-        if given.note:
-            note = Line(p).add(given.note, p.faint)
-            if given.role != "call":
+            line.gap().extend(_from(first, self._left(field, text)))
+        if field.note:
+            note = Line(p).add(field.note, p.faint)
+            if field.role != "call":
                 line.gap().extend(note)
             elif line.width + note.width + 2 <= self.width:
                 line.right(note, self.width)
             else:
-                lines.insert(0, Line(p).gap(self._left(given, text)).extend(note))
+                lines.insert(0, Line(p).gap(self._left(field, text)).extend(note))
         return [line, *lines]
 
-    def _note(self, key: Key, given: Field, note: str, does: str = "enter") -> Line:
+    def _note(self, key: Key, field: Field, note: str, action: str = "enter") -> Line:
         p = self.palette
-        line = Line(p).gap(given.indent + 2 * bool(given.name and not given.tail)).add("⋯ ", p.faint)
+        line = Line(p).gap(field.indent + 2 * bool(field.name and not field.tail)).add("⋯ ", p.faint)
         chosen = self.is_chosen(key)
         line.add(
-            " · ".join(part for part in (note, does if chosen or not note else "") if part),
+            " · ".join(part for part in (note, action if chosen or not note else "") if part),
             p.key if chosen else p.faint,
         )
         line.hits = [(0, self.width, ("fold", key))]
@@ -317,11 +317,11 @@ class TextLayout:
                 after += joints[other - 1] + texts[other]
                 if len(after) >= longest:
                     break
-            here, size = len(before), len(texts[index])
+            begin, size = len(before), len(texts[index])
             found: list[Span] = [
-                (max(0, start - here), min(size, end - here))
+                (max(0, start - begin), min(size, end - begin))
                 for start, end in spans(before + texts[index] + after, self.find, joined=True)
-                if start < here + size and end > here
+                if start < begin + size and end > begin
             ]
             made.append(marked(line, found, self.palette.found) if found else line)
         return made
@@ -343,10 +343,10 @@ def _from(line: Line, cells: int) -> Line:
     return line
 
 
-def _kind(given: Field, text: str) -> str:
+def _kind(field: Field, text: str) -> str:
     if len(text) > LARGE:
         return "raw"
-    found = given.kind or kind_of(text, given.prose)
+    found = field.kind or kind_of(text, field.prose)
     # a log keeps its own colours, whatever file or tool it comes from
     return "ansi" if found not in ("raw", "plain", "ansi") and "\x1b[" in text[:4000] else found
 

@@ -89,15 +89,15 @@ class TokenView(FlowPane):
                 self._values["advantage"] = tokens.advantages[:LIMIT].tolist()
             if not self._has(self.mode):
                 self.mode = 0
-        apart = self._values.get("mismatch", ())
-        known = (i for i, value in enumerate(apart) if self._mask[i] and math.isfinite(value))
-        self._worst = sorted(known, key=lambda i: -abs(apart[i]))
+        mismatches = self._values.get("mismatch", ())
+        known = (i for i, value in enumerate(mismatches) if self._mask[i] and math.isfinite(value))
+        self._worst = sorted(known, key=lambda i: -abs(mismatches[i]))
         self.step = step
         self.title = self._heading()
         self._built, self.top = None, 0
         if self.shown:
-            at = next((i for i, part in enumerate(self.flow.parts) if part.key == (step, 1)), 0)
-            self.begin_at(self.flow.starts[at] - 2)
+            part_number = next((i for i, part in enumerate(self.flow.parts) if part.key == (step, 1)), 0)
+            self.begin_at(self.flow.starts[part_number] - 2)
 
     def show_raw(self, raw: bool) -> None:
         self.raw, self.title = raw, self._heading()
@@ -122,16 +122,16 @@ class TokenView(FlowPane):
         self.title = self._heading()
         self.changed()
         flow, token = self.flow, self._worst[self._place]
-        at, height = bisect_right(self._begins, token), self.size.height
-        flow.laid_out(at)
+        part_number, height = bisect_right(self._begins, token), self.size.height
+        flow.laid_out(part_number)
         for direction in (-1, 1):  # lay out a screen around the token now, so that it does not move later
-            i, room = at + direction, height
+            i, room = part_number + direction, height
             while room > 0 and 0 <= i < len(flow.parts):
                 flow.laid_out(i)
                 room, i = room - flow.parts[i].rows, i + direction
-        lines = flow.parts[at].lines or ()
+        lines = flow.parts[part_number].lines or ()
         inside = next((i for i, line in enumerate(lines) if any(s.style and s.style.reverse for s in line.segments)), 0)
-        self.scroll_line_to(flow.starts[at] + inside - height // 2)
+        self.scroll_line_to(flow.starts[part_number] + inside - height // 2)
         return True
 
     @property
@@ -150,23 +150,23 @@ class TokenView(FlowPane):
     def build(self, width: int, height: int) -> Flow:
         p = self.palette
         if not self._texts:
-            said = self.problem or "No tokens were recorded for this trajectory."
-            return Flow([FlowPart(wrapped(p, said, width, p.bad if self.problem else p.faint))])
+            message = self.problem or "No tokens were recorded for this trajectory."
+            return Flow([FlowPart(wrapped(p, message, width, p.bad if self.problem else p.faint))])
         parts = [FlowPart(self._legend(width))]
         self._begins = []
         size, room = len(self._texts), max(1, width - _NAMED)
-        start = begun = 0
+        start = begin = 0
         for i in range(1, size + 1):
             other = i == size or self._turns[i] != self._turns[start] or self._mask[i] != self._mask[start]
             ends_line = self._texts[i - 1].endswith("\n")
-            if other or (i - begun >= _TOGETHER and ends_line) or i - begun >= 4 * _TOGETHER:
-                texts = self._texts[begun:i]
+            if other or (i - begin >= _TOGETHER and ends_line) or i - begin >= 4 * _TOGETHER:
+                texts = self._texts[begin:i]
                 rows = sum(map(len, texts)) // room + sum("\n" in text for text in texts) + 1
-                key = (self._turns[start], int(bool(self._mask[start])), begun) if begun > start else (
+                key = (self._turns[start], int(bool(self._mask[start])), begin) if begin > start else (
                     self._turns[start], int(bool(self._mask[start])))  # fmt: skip
-                parts.append(FlowPart(partial(self._lines, begun, i, begun == start, width), rows, key))
-                self._begins.append(begun)
-                begun = i
+                parts.append(FlowPart(partial(self._lines, begin, i, begin == start, width), rows, key))
+                self._begins.append(begin)
+                begin = i
             if other:
                 start = i
         if self._total > size:
@@ -176,7 +176,7 @@ class TokenView(FlowPane):
     def _lines(self, start: int, end: int, named: bool, width: int) -> list[Line]:
         p, shown = self.palette, self._symbols if self.raw else self._texts
         turn, agent = self._turns[start], self._mask[start]
-        who = "prompt" if turn < 0 else f"{turn + 1} agent" if agent else f"{turn + 1} env"
+        writer = "prompt" if turn < 0 else f"{turn + 1} agent" if agent else f"{turn + 1} env"
         room = max(1, width - _NAMED)
         lines: list[Line] = []
         pieces: list[tuple[str, Style]] = []
@@ -186,7 +186,7 @@ class TokenView(FlowPane):
             for part, begin in broken(plain, room):
                 line = Line(p)
                 if named and not lines:
-                    line.add(who, p.key if turn == self.step else p.faint, cells=_NAMED)
+                    line.add(writer, p.key if turn == self.step else p.faint, cells=_NAMED)
                     line.hits = [(0, _NAMED, ("step", turn))] if agent else []
                 lines.append(_styled(line.to(_NAMED), pieces, begin, begin + len(part)))
             pieces.clear()
@@ -264,27 +264,27 @@ class TokenView(FlowPane):
 
 
 def _styled(line: Line, pieces: Sequence[tuple[str, Style]], start: int, end: int) -> Line:
-    at = 0
+    offset = 0
     for text, style in pieces:
-        if at < end and at + len(text) > start:
-            line.add(text[max(0, start - at) : end - at], style)
-        at += len(text)
+        if offset < end and offset + len(text) > start:
+            line.add(text[max(0, start - offset) : end - offset], style)
+        offset += len(text)
     return line
 
 
-def _compared(logprobs: Sequence[float], given: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+def _compared(logprobs: Sequence[float], overlays: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
     found: dict[str, Sequence[float]] = {"log-prob": logprobs}
-    trainer, reference = given.get("trainer"), given.get("reference")
+    trainer, reference = overlays.get("trainer"), overlays.get("reference")
     if trainer is not None:
         found["trainer's log-prob"] = trainer
         if any(logprobs):  # all 0 if the sampler's were not recorded
             found["mismatch"] = [t - s for t, s in zip(trainer, logprobs, strict=False)]
-    if "entropy" in given:
-        found["entropy"] = given["entropy"]
+    if "entropy" in overlays:
+        found["entropy"] = overlays["entropy"]
     if reference is not None and (trainer is not None or any(logprobs)):
         found["reference"] = [p - r for p, r in zip(trainer or logprobs, reference, strict=False)]
-    if "teacher" in given:
-        found["teacher"] = [t - p for t, p in zip(given["teacher"], trainer or logprobs, strict=False)]
+    if "teacher" in overlays:
+        found["teacher"] = [t - p for t, p in zip(overlays["teacher"], trainer or logprobs, strict=False)]
     return found
 
 

@@ -54,10 +54,10 @@ class ValuePanel(Pane):
             return wrapped(p, info.error, width, p.bad)
         if branch is None:
             return [Line(p, "loading the model and the data…", p.faint)]
-        at, spec = branch.at, branch.spec
-        line = Line(p).add(f"step {at.step} of rollout {at.rollout}", p.strong)
-        if at.token is not None:
-            line.add(f" after token {at.token}", p.strong)
+        source, spec = branch.at, branch.spec
+        line = Line(p).add(f"step {source.step} of rollout {source.rollout}", p.strong)
+        if source.token is not None:
+            line.add(f" after token {source.token}", p.strong)
         line.add(f" · policy {spec.subject} ", p.text)
         line.whole(f"(step {spec.step}; the rollout is of step {branch.version})", p.muted, width - line.width)
         lines = [line]
@@ -71,8 +71,8 @@ class ValuePanel(Pane):
             lines.append(line)
         line = Line(p).add("worth", p.muted, cells=23).extend(_interval(self, branch.worth, signed=True))
         if branch.advantage is not None:
-            told = Line(p).add("   advantage in training ", p.muted)
-            line.offer(told.add(fixed(branch.advantage, signed=True), p.sign(branch.advantage)), width)
+            comparison = Line(p).add("   advantage in training ", p.muted)
+            line.offer(comparison.add(fixed(branch.advantage, signed=True), p.sign(branch.advantage)), width)
         lines.append(line)
         if branch.replay is not None:
             turn, count = branch.replay["turn"], branch.before.differing + branch.after.differing

@@ -49,11 +49,11 @@ class WritingPanel(LivePanel):
         if not keys:
             return
         if self.chosen in keys:
-            at = (keys.index(self.chosen) + by) % len(keys)
+            index = (keys.index(self.chosen) + by) % len(keys)
         else:
             batch, text = self._shown(1)[0]
-            at = keys.index((batch.began, text.row))
-        self.chosen = keys[at]
+            index = keys.index((batch.began, text.row))
+        self.chosen = keys[index]
         self.changed(keep_scroll=False)
 
     def scroll_lines(self, by: int) -> None:
@@ -65,8 +65,8 @@ class WritingPanel(LivePanel):
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
         servers = self.reading.live.servers if self.reading.live is not None else ()
-        of_servers = [self._server(server, width) for server in servers]
-        lines = [*self._phases(width), *self._counts(width), *of_servers][: max(1, height - 2)]
+        server_lines = [self._server(server, width) for server in servers]
+        lines = [*self._phases(width), *self._counts(width), *server_lines][: max(1, height - 2)]
         room = height - len(lines)
         if not self._all():
             texts = "the model is loading; its texts" if self.reading.info.status == "starting" else "texts"
@@ -90,9 +90,9 @@ class WritingPanel(LivePanel):
     def _shown(self, most: int) -> Sequence[tuple[BatchState, LiveText]]:
         """Return the texts from the chosen one on, else those in progress, then the others."""
         every = self._all()
-        at = next((i for i, (b, t) in enumerate(every) if (b.began, t.row) == self.chosen), None)
-        if at is not None:
-            return (every[at:] + every[:at])[:most]
+        index = next((i for i, (b, t) in enumerate(every) if (b.began, t.row) == self.chosen), None)
+        if index is not None:
+            return (every[index:] + every[:index])[:most]
         going = [pair for pair in every if not pair[1].finished and pair[1].tokens]
         rest = [pair for pair in every if pair not in going]
         return (going + rest)[:most]
@@ -119,14 +119,16 @@ class WritingPanel(LivePanel):
         purpose = next((b.purpose for b in current_batches(self.reading.live)[-1:]), Purpose())
         line = Line(p).add(purpose.name or (f"step {count(purpose.step)}" if purpose.step else ""), p.strong)
         if now is not None and now.phase in PHASES:
-            at = PHASES.index(now.phase)
+            current = PHASES.index(now.phase)
             for index, name in enumerate(PHASES):
-                if index == at:
-                    piece = self._present(now, max(8, width - line.width - sum(len(n) + 4 for n in PHASES[at + 1 :])))
+                if index == current:
+                    piece = self._present(
+                        now, max(8, width - line.width - sum(len(n) + 4 for n in PHASES[current + 1 :]))
+                    )
                 else:
-                    piece = Line(p).add("✓ " if index < at else "· ", p.good if index < at else p.faint)
-                    piece.add(name, p.muted if index < at else p.faint)
-                if not line.offer(Line(p).gap(2 * bool(line.width)).extend(piece), width) and index == at:
+                    piece = Line(p).add("✓ " if index < current else "· ", p.good if index < current else p.faint)
+                    piece.add(name, p.muted if index < current else p.faint)
+                if not line.offer(Line(p).gap(2 * bool(line.width)).extend(piece), width) and index == current:
                     line = piece
         elif now is not None and now.phase not in ("", "evaluation"):
             line.offer(Line(p).gap(2 * bool(line.width)).extend(self._present(now, width)), width)
@@ -168,8 +170,8 @@ class WritingPanel(LivePanel):
 
     def _heading(self, batch: BatchState, text: LiveText, width: int) -> list[Line]:
         p = self.palette
-        here = (batch.began, text.row) == self.chosen
-        line = Line(p).add("▸ " if here else "  ", p.accent)
+        selected = (batch.began, text.row) == self.chosen
+        line = Line(p).add("▸ " if selected else "  ", p.accent)
         line.add(f"{text.row + 1}", p.strong).add(f"/{batch.rollouts}", p.muted)
         end = Line(p)
         if text.turn > 1:
@@ -195,5 +197,5 @@ class WritingPanel(LivePanel):
                 lines = lines[-most:]
                 lines[0] = Line(p).add("… ", p.faint).add(lines[0].plain[2:], p.text)
             return lines[:most]
-        asked = [Line(p).gap(2).add(part, p.muted) for part in wrap(text.prompt, inside, 8000)]
-        return [*asked, Line(p), *lines]
+        prompt = [Line(p).gap(2).add(part, p.muted) for part in wrap(text.prompt, inside, 8000)]
+        return [*prompt, Line(p), *lines]
