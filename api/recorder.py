@@ -228,7 +228,7 @@ class Recorder:
 
     def records(self, step: int, given: Sequence[RolloutLike]) -> list[TrajectoryRecord]:
         """Convert rollouts to rows of the record. Raises for a malformed rollout."""
-        made = []
+        records = []
         for index, rollout in enumerate(given):
             if isinstance(rollout, Mapping):
                 self._warn_of_keys(rollout)
@@ -237,8 +237,8 @@ class Recorder:
             named = f"{self._process}-{step}-{self._count}"
             record = record_of(rollout, fallback_id=named, index=index, unknown=NOT_GIVEN)
             tokens = rollout.tokens() if rollout.tokens is not None else None
-            made.append(record if tokens is None else replace(record, tokens=tokens))
-        return made
+            records.append(record if tokens is None else replace(record, tokens=tokens))
+        return records
 
     def _store(self, step: int, rollouts: Sequence[RolloutLike]) -> None:
         self._at(step)

@@ -147,9 +147,9 @@ class RewardCalls:
         self._batch, self._values = {}, {}
         if batch and values:
             step, split = self._position
-            made = self._rollouts(batch, values, step, split)
-            self.attached.recorded(len(made))
-            self.attached.recorder.rollouts(step, made)
+            rollouts = self._rollouts(batch, values, step, split)
+            self.attached.recorded(len(rollouts))
+            self.attached.recorder.rollouts(step, rollouts)
 
     def _wrapped(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
         if inspect.iscoroutinefunction(function):
@@ -185,12 +185,12 @@ class RewardCalls:
     def _rollouts(
         self, batch: Mapping[str, Any], values: Mapping[str, list[float | None]], step: int, split: str
     ) -> list[Rollout]:
-        made = []
+        rollouts = []
         complete = len(values) == len(self.names)  # if a reward model's value is missing, the total is unknown
         for i, (prompt, answer) in enumerate(zip(batch["prompts"], batch["completions"], strict=True)):
             scores = {name: Score(column[i], self.weights.get(name)) for name, column in values.items()}
             known = [s.value * s.weight for s in scores.values() if s.value is not None and s.weight is not None]
-            made.append(
+            rollouts.append(
                 Rollout(
                     prompt=conversation(prompt),
                     completion=completion(answer),
@@ -200,7 +200,7 @@ class RewardCalls:
                     components=scores,
                 )
             )
-        return made
+        return rollouts
 
 
 class ParquetFiles:
@@ -217,10 +217,10 @@ class ParquetFiles:
             self.seen.add(path)
             rows = [found.document for found in Parquet().open(path)]
             origin = Origin(path, self.folder)
-            made = [r for row in rows for r in TRL.open(row, origin) if isinstance(r, Rollout)]
-            for step in sorted({r.step or 0 for r in made}):
-                self.attached.recorder.rollouts(step, [replace(r, id="") for r in made if (r.step or 0) == step])
-            self.attached.recorded(len(made))
+            rollouts = [r for row in rows for r in TRL.open(row, origin) if isinstance(r, Rollout)]
+            for step in sorted({r.step or 0 for r in rollouts}):
+                self.attached.recorder.rollouts(step, [replace(r, id="") for r in rollouts if (r.step or 0) == step])
+            self.attached.recorded(len(rollouts))
 
 
 def is_function(function: object) -> bool:

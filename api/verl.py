@@ -82,9 +82,9 @@ def _missing(trainer: Any) -> str:
 def attach(registry: MutableMapping[str, type] | None = None, **options: object) -> None:
     """Record every trainer in verl's registry. `options` are passed to `Recorder` (`run`, `runs_dir`, `name`, …)."""
     found = _registry() if registry is None else registry
-    for name, made in list(found.items()):
-        if not issubclass(made, Recorded):
-            found[name] = type(made.__name__, (Recorded, made), {"grpo_tui_options": options})
+    for name, trainer_class in list(found.items()):
+        if not issubclass(trainer_class, Recorded):
+            found[name] = type(trainer_class.__name__, (Recorded, trainer_class), {"grpo_tui_options": options})
 
 
 def _registry() -> MutableMapping[str, type]:

@@ -37,8 +37,8 @@ def smollm2_folder() -> Path:
 
 def local_copy(base: str, revision: str | None = None) -> str:
     """Return the folder of a hub model that was made from a wheel, or any other `model.base` unchanged."""
-    made = smollm2_folder()
-    return str(made) if base == SMOLLM2 and revision is None and (made / "config.json").is_file() else base
+    folder = smollm2_folder()
+    return str(folder) if base == SMOLLM2 and revision is None and (folder / "config.json").is_file() else base
 
 
 @dataclass(frozen=True)

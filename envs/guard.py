@@ -143,9 +143,9 @@ def loop() -> asyncio.AbstractEventLoop:
 
 @functools.cache
 def _running() -> asyncio.AbstractEventLoop:
-    made = asyncio.new_event_loop()
-    threading.Thread(target=made.run_forever, name="async code", daemon=True).start()
-    return made
+    event_loop = asyncio.new_event_loop()
+    threading.Thread(target=event_loop.run_forever, name="async code", daemon=True).start()
+    return event_loop
 
 
 async def awaited(result: Awaitable[T]) -> T:

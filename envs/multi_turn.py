@@ -144,14 +144,14 @@ class MultiTurnEnv(Env[State, Task]):
         finally:
             trial.session.close()
         log_failures(trial.rollouts, env_name(self))
-        made = trial_result([], [], [])
+        result = trial_result([], [], [])
         with trial.watches.environment:
             if hand_over is None:
-                made = self._result(trial, list(trial.open))
+                result = self._result(trial, list(trial.open))
             else:
                 for task in trial.open:
                     hand_over(task)
-        return {**made, "timings": trial.watches.timings()}
+        return {**result, "timings": trial.watches.timings()}
 
     def opening(
         self, task: Mapping[str, object], agent: object

@@ -75,18 +75,18 @@ class Spans:
 
 def joined(spans: Sequence[Span]) -> list[Span]:
     """Merge overlapping spans, then those with the smallest gaps, until at most `MOST` remain."""
-    made: list[Span] = []
+    merged: list[Span] = []
     for start, ended in sorted(spans):
-        if made and start <= made[-1][1]:
-            made[-1] = (made[-1][0], max(made[-1][1], ended))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], ended))
         else:
-            made.append((start, ended))
-    if len(made) <= MOST:
-        return made
-    pauses = sorted(after[0] - before[1] for before, after in pairwise(made))
-    least = pauses[len(made) - MOST - 1]
-    kept = made[:1]
-    for start, ended in made[1:]:
+            merged.append((start, ended))
+    if len(merged) <= MOST:
+        return merged
+    pauses = sorted(after[0] - before[1] for before, after in pairwise(merged))
+    least = pauses[len(merged) - MOST - 1]
+    kept = merged[:1]
+    for start, ended in merged[1:]:
         if start - kept[-1][1] <= least:
             kept[-1] = (kept[-1][0], ended)
         else:

@@ -104,18 +104,18 @@ def ordered_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     counts, every = Counter[str](), sum(tasks for tasks, _ in steps)
     for _, words in steps:
         counts.update(words)
-    alike = []
+    uniform = []
     for batch, (tasks, words) in zip(batches, steps, strict=True):
         rarest = min((w for w, times in words.items() if times == tasks), key=lambda word: counts[word], default="")
         # the expected number of words that all these tasks share by chance, at the words' overall frequencies
         if rarest and len(counts) * (counts[rarest] / every) ** tasks < BY_CHANCE:
-            alike.append((batch, rarest))
-    share = len(alike) / len(batches)
-    if share <= KINDS or len({word for _, word in alike}) < 2:
+            uniform.append((batch, rarest))
+    share = len(uniform) / len(batches)
+    if share <= KINDS or len({word for _, word in uniform}) < 2:
         return []
-    (batch, word), began = alike[-1], batches[0].step
+    (batch, word), began = uniform[-1], batches[0].step
     message = (
-        f"a step has one kind of task: shuffle the data. In {len(alike)} of {len(batches)} steps all prompts share a "
+        f"a step has one kind of task: shuffle the data. In {len(uniform)} of {len(batches)} steps all prompts share a "
         f"word that few others have: {word!r} in step {batch.step}."
     )
     return [Finding("few_tasks", message, share, KINDS, ids_of(batch.rollouts, limits), "order", began=began)]

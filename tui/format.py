@@ -116,11 +116,11 @@ def within(interval: tuple[float, float] | None, written: Callable[[float], str]
 def whole_percents(shares: Sequence[float]) -> list[str]:
     """Format shares as whole percents that add up to their rounded sum. The largest remainders are rounded up."""
     exact = [100 * min(max(s, 0.0), 1.0) if math.isfinite(s) else 0.0 for s in shares]
-    made = [math.floor(e) for e in exact]
-    missing = round(sum(exact)) - sum(made)
-    for index in sorted(range(len(exact)), key=lambda i: made[i] - exact[i])[: max(0, missing)]:
-        made[index] += 1
-    return [f"{value} %" for value in made]
+    percents = [math.floor(e) for e in exact]
+    missing = round(sum(exact)) - sum(percents)
+    for index in sorted(range(len(exact)), key=lambda i: percents[i] - exact[i])[: max(0, missing)]:
+        percents[index] += 1
+    return [f"{value} %" for value in percents]
 
 
 def duration(seconds: float | None) -> str:

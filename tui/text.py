@@ -118,9 +118,9 @@ def distinct_names(names: Sequence[str], cells: int) -> list[str]:
     """Return literal names of at most `cells` cells each. If two would become equal, cut names in the middle."""
     literals = [literal(name) for name in names]
     for tail in (0, *range(cells // 2, cells - 1)):
-        made = [text if width(text) <= cells else _middle(text, cells, tail) for text in literals]
-        if len(set(made)) == len(set(literals)):
-            return made
+        shortened = [text if width(text) <= cells else _middle(text, cells, tail) for text in literals]
+        if len(set(shortened)) == len(set(literals)):
+            return shortened
     return [
         text if width(text) <= cells else _middle(text + str(number), cells, len(str(number)))
         for number, text in enumerate(literals, 1)

@@ -113,8 +113,8 @@ def _success(reader: RunReader, run_dir: Path, result: Path) -> Iterator[str]:
         yield "No success was measured."
         return
     lines = ["| measured | step | sampling | tasks | success | 95 % interval |", "|---|---|---|---|---|---|"]
-    for who, step, how, n, found in rows:
-        lines.append(f"| {who} | {step} | {how} | {n} | {found.estimate:.1%} | {found.low:.1%} to {found.high:.1%} |")
+    for label, step, how, n, found in rows:
+        lines.append(f"| {label} | {step} | {how} | {n} | {found.estimate:.1%} | {found.low:.1%} to {found.high:.1%} |")
     yield "\n".join(lines)
 
 

@@ -102,12 +102,14 @@ class Mapped:
         prompt, answers = self._conversation(found)
         components, extra = self._columns(document, plan)
         reward, correct = get("reward"), get("correct")
-        for each in (at(document, path) for path in plan.roles.get("reward", ())):
-            if isinstance(each, Mapping):  # `rewards: {name: value}`, also next to a `reward`
-                total_key = next((k for k in _TOTALS if k in each and (reward is each or each[k] == reward)), None)
-                components = {**scores({k: v for k, v in each.items() if k != total_key}), **components}
-                if reward is each:
-                    reward = None if total_key is None else each[total_key]
+        for rewards in (at(document, path) for path in plan.roles.get("reward", ())):
+            if isinstance(rewards, Mapping):  # `rewards: {name: value}`, also next to a `reward`
+                total_key = next(
+                    (k for k in _TOTALS if k in rewards and (reward is rewards or rewards[k] == reward)), None
+                )
+                components = {**scores({k: v for k, v in rewards.items() if k != total_key}), **components}
+                if reward is rewards:
+                    reward = None if total_key is None else rewards[total_key]
         group, index = text(get("group")) or "", whole(get("index"))
         if group and self.group_of is not None:
             group, position = self.group_of(group)

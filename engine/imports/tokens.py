@@ -91,7 +91,7 @@ def tokens_with_more(
     if make is None:
         return None
 
-    def made() -> TokenArrays[memoryview] | None:
+    def arrays() -> TokenArrays[memoryview] | None:
         tokens = make()
         if tokens is None:
             return None
@@ -99,7 +99,7 @@ def tokens_with_more(
             tokens = replace(tokens, advantages=memoryview(array("f", _fitted(advantages, len(tokens)))))
         return replace(tokens, overlays={**tokens.overlays, **_overlays(overlays, list(tokens.agent_mask))})
 
-    return made
+    return arrays
 
 
 def _overlays(values_by_name: Mapping[str, Sequence[object]], mask: Sequence[int]) -> dict[str, memoryview]:

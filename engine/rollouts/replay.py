@@ -103,7 +103,9 @@ class ReplayBuffer:
         self.entries = []
         weighted = facts.get("has_importance") or [False] * len(facts["has_ref"])
         for i, (has_ref, has_importance) in enumerate(zip(facts["has_ref"], weighted, strict=True)):
-            absent = {name for name, there in (("ref_logprobs", has_ref), ("importance", has_importance)) if not there}
+            absent = {
+                name for name, present in (("ref_logprobs", has_ref), ("importance", has_importance)) if not present
+            }
             part: dict[str, Any] = {
                 name: None if name in absent else arrays[name][starts[i] : starts[i + 1]].copy() for name in ARRAYS
             }

@@ -160,7 +160,7 @@ class ServerRollouts:
                         seed=self._seed(step),
                         step=step + 1,
                         policy_version=version.step,
-                        on_group=lambda made: groups[made[0].group].set_result(made),
+                        on_group=lambda rollouts: groups[rollouts[0].group].set_result(rollouts),
                     )
             except BaseException as problem:  # raised when a step asks for its rollouts
                 for group in groups:

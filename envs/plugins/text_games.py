@@ -85,10 +85,10 @@ class TextGameEnv(MultiTurnEnv["Game", Mapping[str, int | str]]):
         return StepResult(text, reward, done, str(action) if done else None, correct, display=display)
 
     def _start(self, seed: int) -> Game:
-        made = TextArenaGame if self.library == "textarena" else GymnasiumGame
+        game_class = TextArenaGame if self.library == "textarena" else GymnasiumGame
         library = optional(self.library, self.library)
         try:
-            return made(library, self.game, self.options, seed)
+            return game_class(library, self.game, self.options, seed)
         except ValueError:
             raise
         except Exception as problem:  # registries and games may raise anything
@@ -169,8 +169,8 @@ class GymnasiumGame:
         self.text = observation
 
     def act(self, action: str | int) -> tuple[str, float, bool]:
-        made = action if isinstance(action, str) else action + self._first
-        observation, reward, terminated, truncated, _ = self._env.step(made)
+        full_action = action if isinstance(action, str) else action + self._first
+        observation, reward, terminated, truncated, _ = self._env.step(full_action)
         return str(observation), float(reward), bool(terminated or truncated)
 
     def board(self) -> str:

@@ -198,8 +198,8 @@ class AdvantageMethod(ABC):
         """Build the formula with its sentence. Returns None without steps."""
         if not steps:
             return None
-        made = AdvantageFormula(self.name, scale, EPSILON, tuple(steps))
-        return replace(made, sentence=self.sentence(made))
+        formula = AdvantageFormula(self.name, scale, EPSILON, tuple(steps))
+        return replace(formula, sentence=self.sentence(formula))
 
 
 def learnable(

@@ -48,14 +48,14 @@ class GigpoAdvantage(AdvantageMethod):
         batch = spread([v for own in states for values in own.discounted for v in values]).std
         found: list[list[AdvantageFormula | None]] = []
         for own, formulas in zip(states, by_episode, strict=True):
-            made: list[AdvantageFormula | None] = []
+            of_group: list[AdvantageFormula | None] = []
             for i, formula in enumerate(formulas):
                 if formula is None:
-                    made.append(None)
+                    of_group.append(None)
                     continue
                 rollout = replace(formula.steps[0][0], name=ROLLOUT)
-                made.append(self.formula(scale, [(rollout, turn) for turn in own.terms(i, scale, batch)]))
-            found.append(made)
+                of_group.append(self.formula(scale, [(rollout, turn) for turn in own.terms(i, scale, batch)]))
+            found.append(of_group)
         return found
 
     def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:

@@ -46,15 +46,15 @@ class GroupAdvantage(AdvantageMethod):
         found: list[list[AdvantageFormula | None]] = []
         for group, formulas in zip(groups, goals, strict=True):
             parts = GroupParts(group, self.among)
-            made: list[AdvantageFormula | None] = []
+            of_group: list[AdvantageFormula | None] = []
             for rollout, formula in zip(group, formulas, strict=True):
                 if formula is None:
-                    made.append(None)
+                    of_group.append(None)
                     continue
                 terms = [replace(formula.steps[0][0], name=GOAL)]
                 terms += [term for name in shaping if (term := parts.term(rollout, name)) is not None]
-                made.append(self.formula(scale, [tuple(terms)]))
-            found.append(made)
+                of_group.append(self.formula(scale, [tuple(terms)]))
+            found.append(of_group)
         return found
 
     def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:

@@ -35,8 +35,8 @@ def make_components(config: RewardsConfig, seed: int) -> dict[str, RewardCompone
 
     Raises RewardError if one of `extra_components` is unknown or unusable.
     """
-    made = {name: make(config, seed) for name, make in BUILT_IN.items()}
-    return made | {name: _extra(name, extra) for name, extra in config.extra_components.items()}
+    built_in = {name: make(config, seed) for name, make in BUILT_IN.items()}
+    return built_in | {name: _extra(name, extra) for name, extra in config.extra_components.items()}
 
 
 def _extra(name: str, config: ExtraComponentConfig) -> RewardComponent:

@@ -106,8 +106,10 @@ class RunTools(Workspace):
                 config = None
             diagnosis = diagnose(reader, config)
             found = diagnosis.found()
-            made = (Diagnosed(each, suggestion(each.finding.detector, each.finding.subject)) for each in found[offset:])
-            shown, after = page(made, offset)
+            diagnosed = (
+                Diagnosed(each, suggestion(each.finding.detector, each.finding.subject)) for each in found[offset:]
+            )
+            shown, after = page(diagnosed, offset)
             answer = RunFindings(shown, diagnosis.unchecked())
             return ToolAnswer(untrusted=answer, next_offset=after, total=len(found), untrusted_notes=notes(reader))
 

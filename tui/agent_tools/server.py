@@ -31,12 +31,12 @@ WRITES = ("write_note",)
 
 def serve(workspace: Workspace, *, allow_notes: bool = False, port: int | None = None) -> None:
     """Serve until the client leaves, over standard input and output, or over HTTP on loopback at a port."""
-    tools = [t for made in (RunTools, RolloutTools) for t in _tools(made(workspace.home, workspace.dumps))]
+    tools = [t for kind in (RunTools, RolloutTools) for t in _tools(kind(workspace.home, workspace.dumps))]
     address: dict[str, object] = {} if port is None else {"host": HOST, "port": port}
     second = importlib.util.find_spec("mcp.server.mcpserver") is not None  # mcp 2 renamed it
     library = importlib.import_module("mcp.server.mcpserver" if second else "mcp.server.fastmcp")
-    made = library.MCPServer if second else library.FastMCP
-    server = made("grpo-tui", instructions=INSTRUCTIONS, log_level="WARNING", **({} if second else address))
+    server_class = library.MCPServer if second else library.FastMCP
+    server = server_class("grpo-tui", instructions=INSTRUCTIONS, log_level="WARNING", **({} if second else address))
     types = importlib.import_module("mcp.types")
     refusal = importlib.import_module(f"{library.__name__}.exceptions").ToolError
     for tool in tools:

@@ -68,8 +68,8 @@ class GrpoApp(OwnOutputApp):
         self.failure = ""
         self.clock: Callable[[], float] = time.time
         """The clock for ages."""
-        for made in textual_themes():
-            self.register_theme(made)
+        for textual_theme in textual_themes():
+            self.register_theme(textual_theme)
         chosen = theme or self.memory.get("theme", DEFAULT_THEME)
         chosen = chosen if chosen in THEMES else DEFAULT_THEME
         self.palette = Palette(THEMES[chosen])

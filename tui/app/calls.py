@@ -172,8 +172,8 @@ def _shown(name: str, values: dict[str, Any], root: str) -> Shown:
     command = _text(values, _COMMAND)
     if command and not path:
         kind = by_path(values[command].rsplit(None, 1)[-1]) if values[command].startswith(("cat ", "sed -n")) else ""
-        made = Shown("$", values[command].strip("\n"), "bash", arguments=_others(values, {command}), result_kind=kind)
-        return _with_small(made)
+        view = Shown("$", values[command].strip("\n"), "bash", arguments=_others(values, {command}), result_kind=kind)
+        return _with_small(view)
     if code := _text(values, _CODE):
         language = values.get("language")
         kind = language.lower() if isinstance(language, str) else "python"
@@ -200,10 +200,11 @@ def _shown(name: str, values: dict[str, Any], root: str) -> Shown:
     return Shown(name + arguments_text(values))
 
 
-def _with_small(made: Shown) -> Shown:
-    small = [a for a in made.arguments if a.name and "\n" not in a.text and len(a.text) <= 40]
-    rest = [a for a in made.arguments if a not in small]
-    return Shown(made.head, made.text, made.kind, " ".join(f"{a.name}={a.text}" for a in small), rest, made.result_kind)
+def _with_small(call: Shown) -> Shown:
+    small = [a for a in call.arguments if a.name and "\n" not in a.text and len(a.text) <= 40]
+    rest = [a for a in call.arguments if a not in small]
+    note = " ".join(f"{a.name}={a.text}" for a in small)
+    return Shown(call.head, call.text, call.kind, note, rest, call.result_kind)
 
 
 def _text(arguments: Mapping[str, object], names: Sequence[str]) -> str:
@@ -233,8 +234,8 @@ def difference(before: str, after: str) -> str:
     a, b = before.strip("\n").split("\n"), after.strip("\n").split("\n")
     if len(a) + len(b) > _COMPARED:
         return "\n".join([f"-{line}" for line in a] + [f"+{line}" for line in b])
-    made = list(difflib.unified_diff(a if before else [], b if after else [], lineterm="", n=3))[2:]
-    return "\n".join(line for index, line in enumerate(made) if index or not line.startswith("@@"))
+    lines = list(difflib.unified_diff(a if before else [], b if after else [], lineterm="", n=3))[2:]
+    return "\n".join(line for index, line in enumerate(lines) if index or not line.startswith("@@"))
 
 
 def _counted(diff: str) -> str:

@@ -67,8 +67,8 @@ def _aligned(
 
 
 def _aim(step: Step) -> str:
-    made = [shown(call) for call in calls_of(step)]
-    return " ".join(f"{call.head} {call.text[:_ALIKE]}" for call in made)
+    shown_calls = [shown(call) for call in calls_of(step)]
+    return " ".join(f"{call.head} {call.text[:_ALIKE]}" for call in shown_calls)
 
 
 def _numbered(steps: Sequence[Step]) -> list[int]:
@@ -165,21 +165,21 @@ def rows(left: str, right: str) -> list[ComparisonRow]:
             ComparisonRow([(x, True)] if x is not None else None, [(y, True)] if y is not None else None)
             for x, y in zip_longest(a, b)
         ]
-    made: list[ComparisonRow] = []
+    result: list[ComparisonRow] = []
     blocks = _blocks(a, b)
     paired = any(same for *_, same in blocks)  # if all lines differ, marks show nothing
     for i1, i2, j1, j2, same in blocks:
         if same:
             kept = [ComparisonRow([(x, False)], [(x, False)]) for x in a[i1:i2]]
             if len(kept) > _FOLDED:
-                first, last = (kept[:1] if made else []), (kept[-1:] if i2 < len(a) or j2 < len(b) else [])
+                first, last = (kept[:1] if result else []), (kept[-1:] if i2 < len(a) or j2 < len(b) else [])
                 kept = [*first, ComparisonRow(equal=len(kept) - len(first) - len(last)), *last]
-            made += kept
+            result += kept
             continue
         for x, y in zip_longest(a[i1:i2], b[j1:j2]):
             one, other = marks(x, y) if x is not None and y is not None else ([(x or "", paired)], [(y or "", paired)])
-            made.append(ComparisonRow(one if x is not None else None, other if y is not None else None))
-    return made
+            result.append(ComparisonRow(one if x is not None else None, other if y is not None else None))
+    return result
 
 
 def marks(left: str, right: str) -> tuple[Pieces, Pieces]:

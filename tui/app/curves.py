@@ -32,8 +32,8 @@ def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[fl
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
         if last - first + 1 <= most:
             # a multiple has a rounding error, too, and may be outside by the last bit
-            made = [min(max(i * step, low), high) for i in range(first, last + 1)]
-            return [t for t in made if t == int(t)] if whole else made
+            values = [min(max(i * step, low), high) for i in range(first, last + 1)]
+            return [t for t in values if t == int(t)] if whole else values
     return [float(t) for t in (math.ceil(low), math.floor(high)) if low <= t <= high][:most] if whole else []
 
 
@@ -57,29 +57,29 @@ def labels(values: Sequence[float]) -> list[str]:
 def _plain(values: Sequence[float]) -> list[str]:
     gap = min((abs(b - a) for a, b in pairwise(values) if b != a), default=abs(values[0]) if values else 0.0)
 
-    def exact(made: Sequence[str], size: float = 1.0) -> bool:
-        return all(abs(float(m.replace(",", "")) * size - t) <= 1e-6 * gap for m, t in zip(made, values, strict=True))
+    def exact(texts: Sequence[str], size: float = 1.0) -> bool:
+        return all(abs(float(m.replace(",", "")) * size - t) <= 1e-6 * gap for m, t in zip(texts, values, strict=True))
 
     largest = max(map(abs, values), default=0.0)
     if largest < 1e6 and all(t == 0 or abs(t) >= 1e-4 for t in values):
         for places in range(7):
-            made = [f"{t:,.{places}f}" for t in values]
-            if exact(made):
-                return made
+            texts = [f"{t:,.{places}f}" for t in values]
+            if exact(texts):
+                return texts
     for size, unit in ((1e6, "M"), (1e9, "G")):
         if size <= largest < 1e3 * size:
             for places in range(4):
-                made = [f"{t / size:.{places}f}" for t in values]
-                if exact(made, size):
-                    return ["0" if t == 0 else m + unit for m, t in zip(made, values, strict=True)]
-    made = []
+                texts = [f"{t / size:.{places}f}" for t in values]
+                if exact(texts, size):
+                    return ["0" if t == 0 else m + unit for m, t in zip(texts, values, strict=True)]
+    texts = []
     for places in range(17):
-        made = [f"{t:.{places}e}" for t in values]
-        if exact(made):
+        texts = [f"{t:.{places}e}" for t in values]
+        if exact(texts):
             break
     return [
         "0" if t == 0 else m.replace("e+", "e").replace("e0", "e").replace("e-0", "e-")
-        for m, t in zip(made, values, strict=True)
+        for m, t in zip(texts, values, strict=True)
     ]
 
 
@@ -139,15 +139,15 @@ def positive(series: Series) -> Series:
 def by_scale(series: Sequence[Series]) -> list[list[Series]]:
     """Group curves that can share an axis. Every other scale gets its own axis."""
     groups: list[tuple[tuple[float, float] | None, list[Series]]] = []
-    for each in series:
-        own = each.range
+    for one in series:
+        own = one.range
         for index, (known, members) in enumerate(groups):
             if own is None or known is None or _readable(own, known):
                 both = own if known is None else known if own is None else _union(own, known)
-                groups[index] = (both, [*members, each])
+                groups[index] = (both, [*members, one])
                 break
         else:
-            groups.append((own, [each]))
+            groups.append((own, [one]))
     return [members for _, members in groups]
 
 

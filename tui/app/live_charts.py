@@ -240,13 +240,13 @@ def series_of(
     names: Iterable[str], curves: Mapping[str, Points], latest: Mapping[str, float], x: Along
 ) -> list[Series]:
     """Return the curves of these metrics: rates over their window, means with their spread."""
-    made = []
+    series = []
     for name in names:
         points = curves.get(name, [])
         spread = dict(curves.get(spread_of(name), []))
         if name in RATES:
             points = rolling(points, RATE_WINDOW)
-        made.append(
+        series.append(
             Series(
                 label(name),
                 [x(step) for step, _ in points],
@@ -257,15 +257,16 @@ def series_of(
                 share=is_share(name),
             )
         )
-    return made
+    return series
 
 
 def kl_series(reading: Reading, curves: Mapping[str, Points], x: Along) -> list[Series]:
     """Return the KL and its target, with the tolerance as a band."""
-    made = series_of([name for name in KL if curves.get(name)], curves, reading.latest, x)
+    series = series_of([name for name in KL if curves.get(name)], curves, reading.latest, x)
     tolerance = reading.latest.get(metric.KL_TOLERANCE)
     return [
-        replace(s, spread=[tolerance] * len(s.ys)) if s.name == "target" and tolerance is not None else s for s in made
+        replace(s, spread=[tolerance] * len(s.ys)) if s.name == "target" and tolerance is not None else s
+        for s in series
     ]
 
 

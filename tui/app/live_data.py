@@ -227,14 +227,14 @@ def read_curves(
 ) -> dict[str, Points]:
     """Read curves and their spreads, whole or in a window of steps. Unreadable ones are empty."""
     after, until = (-1, None) if window is None else (math.ceil(window[0]) - 1, math.floor(window[1]))
-    made: dict[str, Points] = {}
+    curves: dict[str, Points] = {}
     for name in names:
         for metric_name in (name, spread_of(name)):
-            if metric_name and metric_name not in made:
+            if metric_name and metric_name not in curves:
                 try:
-                    made[metric_name] = reader.metrics.points(
+                    curves[metric_name] = reader.metrics.points(
                         metric_name, after_step=after, until_step=until, max_points=POINTS
                     )
                 except RecordError:
-                    made[metric_name] = []
-    return made
+                    curves[metric_name] = []
+    return curves

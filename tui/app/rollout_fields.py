@@ -81,18 +81,20 @@ def thought_fields(thought: str) -> list[Field]:
 
 def call_fields(call: Call, root: str = "", seconds: float = 0.0, several: bool = False) -> list[Field]:
     """Return a call in one line with its outcome, its other arguments and its result."""
-    made, (worked, ending) = shown(call, root), ended(call)
+    display, (worked, ending) = shown(call, root), ended(call)
     sign, tone = {True: ("✓", "good"), False: ("✗", "bad"), None: ("·", "accent")}[worked]
     result = bare(call.result or "")
-    notes = (ending, made.note, _size(result), duration(seconds) if seconds >= 1 else "")
+    notes = (ending, display.note, _size(result), duration(seconds) if seconds >= 1 else "")
     note = " · ".join(part for part in notes if part)
-    fields = [Field(f"{sign} {made.head}", made.text, tone, made.kind, "call", note=note)]
-    fields += [Field(a.name, a.text, kind=a.kind, role="argument", indent=2) for a in made.arguments if a.text.strip()]
+    fields = [Field(f"{sign} {display.head}", display.text, tone, display.kind, "call", note=note)]
+    fields += [
+        Field(a.name, a.text, kind=a.kind, role="argument", indent=2) for a in display.arguments if a.text.strip()
+    ]
     if call.problem:
         fields.append(Field("✗ unread", call.problem, "bad", "plain", indent=2))
     if call.result is not None:
         if result.strip():
-            kind = made.result_kind if worked else ""
+            kind = display.result_kind if worked else ""
             fields.append(Field("", result, kind=kind, role="result", tail=worked is False, indent=2))
         if call.error and call.error not in call.result and call.error.replace(" code", "") != ending:
             fields.append(Field("✗ error", call.error, "bad", "plain", indent=2))

@@ -18,14 +18,14 @@ _DEEP = 20
 
 def brief(value: object, limit: int = FIELD_LIMIT, *, as_json: bool = False) -> str:
     """Format a value like `repr`, or as JSON, in at most `limit` characters. The rest is never formatted."""
-    made: list[str] = []
+    pieces: list[str] = []
     room = limit
     for piece in _pieces(value, limit, as_json):
-        made.append(piece)
+        pieces.append(piece)
         room -= len(piece)
         if room < 0:
             break
-    text = "".join(made)
+    text = "".join(pieces)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -76,7 +76,7 @@ def timings(reader: RunReader, first: int, last: int) -> list[Timings]:
         for name in (*WHOLE, *STACKED, *LATER)
     }
     totals = next((read[name] for name in WHOLE if read[name]), {})
-    made = []
+    rows = []
     for step, seconds in totals.items():
         parts, later = (
             {title: s for name, title in phases.items() if 0 < (s := read[name].get(step, 0.0)) < math.inf}
@@ -85,8 +85,8 @@ def timings(reader: RunReader, first: int, last: int) -> list[Timings]:
         known, seconds = math.fsum(parts.values()), seconds if math.isfinite(seconds) else 0.0
         if seconds > known:
             parts[OTHER] = seconds - known
-        made.append(Timings(step, max(seconds, known), parts, later))
-    return made
+        rows.append(Timings(step, max(seconds, known), parts, later))
+    return rows
 
 
 def spans(reader: RunReader, step: int) -> dict[str, list[tuple[float, float]]]:

@@ -62,8 +62,8 @@ def check(
         fail(f"{reference} cannot be read: {error}")
     found = diagnosis.found()
     named = argument_of(info) if info.mode == "dump" else quote(reference)
-    for each in found:
-        for line in _finding_lines(each, named, as_json):
+    for result in found:
+        for line in _finding_lines(result, named, as_json):
             say(line)
     for problem in problems:
         warn(f"not read: {problem}")
@@ -78,7 +78,7 @@ def check(
         lacking = {"detector": name, "severity": "not checked", "message": message, "trajectories": [], "step": None}
         say(json_line(lacking) if as_json else message)
     unread = [s for s in info.facts.get("skipped") or () if NO_FORMAT not in s["why"]]  # as printed above
-    if problems or unread or any(each.finding.severity in ("warning", "failure") for each in found):
+    if problems or unread or any(result.finding.severity in ("warning", "failure") for result in found):
         raise typer.Exit(ExitCode.FAILED)
 
 

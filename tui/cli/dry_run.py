@@ -45,16 +45,16 @@ def dry_run(config: RunConfig) -> int:
 
 def small(config: RunConfig, folder: Path) -> RunConfig:
     """The same configuration for one step of two rollouts, with everything that it writes in `folder`."""
-    made = config.model_copy(deep=True)
-    training, data = made.training, made.data
+    reduced = config.model_copy(deep=True)
+    training, data = reduced.training, reduced.data
     training.max_steps, training.prompts_per_step, training.num_generations = 1, 1, ROLLOUTS
     training.micro_batch_size, training.eval_every, training.output_dir = None, 0, str(folder / "adapters")
     training.trl = {k: v for k, v in training.trl.items() if k not in ("num_train_epochs", "generation_batch_size")}
     training.tree, training.replay.mode = TreeConfig(), "off"
-    made.environment.train_tasks, made.environment.eval_tasks = 1, 0
-    made.logging.wandb, made.logging.report_to, made.logging.record_tokens = "off", [], True
+    reduced.environment.train_tasks, reduced.environment.eval_tasks = 1, 0
+    reduced.logging.wandb, reduced.logging.report_to, reduced.logging.record_tokens = "off", [], True
     data.rows, data.sampler, data.pass_rates = data.rows or 64, "uniform", None
-    return made
+    return reduced
 
 
 def _tell(reader: RunReader, config: RunConfig) -> None:

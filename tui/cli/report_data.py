@@ -34,9 +34,9 @@ def page_data(readers: Sequence[RunReader], names: Sequence[str], query: Query) 
     rollouts: list[bytes] = []
     contents = []
     for index, (reader, name) in enumerate(zip(readers, names, strict=True)):
-        made, matching = _held(reader, index, query, ROLLOUTS // len(readers), BYTES // len(readers))
-        rollouts += made
-        contents.append(f"{len(made):,} of {matching} rollouts" + (f" of {literal(name)}" if len(names) > 1 else ""))
+        rows, matching = _held(reader, index, query, ROLLOUTS // len(readers), BYTES // len(readers))
+        rollouts += rows
+        contents.append(f"{len(rows):,} of {matching} rollouts" + (f" of {literal(name)}" if len(names) > 1 else ""))
     matched = f" that match {literal(query.filter)}" if query.filter else ""
     spread = (
         f"This page holds {' and '.join(contents)}{matched}, spread evenly. Texts are cut after {TEXT:,} characters."
@@ -58,7 +58,7 @@ def curves(readers: Sequence[RunReader]) -> dict[str, list[list[tuple[int, float
 def _held(reader: RunReader, run: int, query: Query, count: int, size: int) -> tuple[list[bytes], Count]:
     """Return rollouts as JSON within the bounds, in order, and how many match."""
     matching = reader.rollouts.count(query)
-    made: dict[int, bytes] = {}
+    documents: dict[int, bytes] = {}
     for row in _spread(reader, query, matching, count):
         try:
             record = reader.bodies.trajectory(row.n)
@@ -68,8 +68,8 @@ def _held(reader: RunReader, run: int, query: Query, count: int, size: int) -> t
         size -= len(one)
         if size < 0:
             break
-        made[row.n] = one
-    return [made[n] for n in sorted(made)], matching
+        documents[row.n] = one
+    return [documents[n] for n in sorted(documents)], matching
 
 
 def _spread(reader: RunReader, query: Query, matching: int, count: int) -> Iterator[TrajectoryRow]:

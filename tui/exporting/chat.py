@@ -32,24 +32,24 @@ def turn(step: Step) -> list[dict[str, Any]]:
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if thought:
         message["reasoning_content"] = thought
-    made, rest = [message], step.observation
+    messages, rest = [message], step.observation
     for index, call in enumerate(calls):
         name = call.id or f"call_{step.index}_{index}"
         arguments = call.arguments if isinstance(call.arguments, str) else json_line(call.arguments)
         function = {"name": call.name, "arguments": arguments}
         message.setdefault("tool_calls", []).append({"id": name, "type": "function", "function": function})
         if call.result is not None:
-            made.append({"role": "tool", "tool_call_id": name, "content": call.result})
+            messages.append({"role": "tool", "tool_call_id": name, "content": call.result})
             rest = rest.removeprefix(call.result).removeprefix("\n\n")
-    return [*made, {"role": "user", "content": rest}] if rest else made
+    return [*messages, {"role": "user", "content": rest}] if rest else messages
 
 
 def completion(t: Trajectory) -> list[dict[str, Any]]:
     """Return the messages from the first turn to the agent's last text."""
-    made = [message for step in t.steps for message in turn(step)]
-    while made and made[-1]["role"] != "assistant":
-        made.pop()
-    return made
+    messages = [message for step in t.steps for message in turn(step)]
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()
+    return messages
 
 
 def tools(t: Trajectory) -> list[dict[str, object]]:

@@ -36,9 +36,9 @@ def _lines(rows: Rows) -> Write:
     return lambda path, wholes, info: _write_lines(path, rows(wholes))
 
 
-def _each(made: Callable[[Trajectory], dict[str, object]]) -> Write:
+def _each(convert: Callable[[Trajectory], dict[str, object]]) -> Write:
     """Return a writer of one line per rollout that has a turn."""
-    return _lines(lambda wholes: (made(w.record.trajectory) for w in wholes if w.record.trajectory.steps))
+    return _lines(lambda wholes: (convert(w.record.trajectory) for w in wholes if w.record.trajectory.steps))
 
 
 def _write_lines(path: Path, rows: Iterable[dict[str, object]]) -> int:

@@ -48,11 +48,11 @@ def atif(whole: Whole, info: RunInfo) -> dict[str, object]:
 
 def _atif_turn(step: Step) -> list[dict[str, object]]:
     message, *answers = turn(step)
-    made: dict[str, object] = {"source": "agent", "message": message["content"]}
+    atif_step: dict[str, object] = {"source": "agent", "message": message["content"]}
     if "reasoning_content" in message:
-        made["reasoning_content"] = message["reasoning_content"]
+        atif_step["reasoning_content"] = message["reasoning_content"]
     if "tool_calls" in message:
-        made["tool_calls"] = [
+        atif_step["tool_calls"] = [
             {
                 "tool_call_id": written["id"],
                 "function_name": call.name,
@@ -62,8 +62,8 @@ def _atif_turn(step: Step) -> list[dict[str, object]]:
         ]
     results = [{"source_call_id": m["tool_call_id"], "content": m["content"]} for m in answers if m["role"] == "tool"]
     if results:
-        made["observation"] = {"results": results}
-    return [made, *({"source": "user", "message": m["content"]} for m in answers if m["role"] == "user")]
+        atif_step["observation"] = {"results": results}
+    return [atif_step, *({"source": "user", "message": m["content"]} for m in answers if m["role"] == "user")]
 
 
 def _model(whole: Whole, info: RunInfo) -> str:
@@ -127,27 +127,27 @@ def _scores(whole: Whole) -> dict[str, float | str]:
 
 
 def _inspect_message(message: Mapping[str, Any], index: int) -> dict[str, object]:
-    made = {"id": f"m{index}", "role": message["role"], "content": message["content"]}
+    converted = {"id": f"m{index}", "role": message["role"], "content": message["content"]}
     if message["role"] not in ("system", "user", "assistant", "tool"):
-        made["role"] = "user"
+        converted["role"] = "user"
     if "reasoning_content" in message:
         thought = {"type": "reasoning", "reasoning": message["reasoning_content"]}
-        made["content"] = [thought, {"type": "text", "text": message["content"]}]
+        converted["content"] = [thought, {"type": "text", "text": message["content"]}]
     if "tool_calls" in message:
-        made["tool_calls"] = [_inspect_call(call) for call in message["tool_calls"]]
+        converted["tool_calls"] = [_inspect_call(call) for call in message["tool_calls"]]
     if "tool_call_id" in message:
-        made["tool_call_id"] = message["tool_call_id"]
-    return made
+        converted["tool_call_id"] = message["tool_call_id"]
+    return converted
 
 
 def _inspect_call(call: Mapping[str, Any]) -> dict[str, object]:
     function = call["function"]
-    made = {"id": call["id"], "function": function["name"], "type": "function"}
+    converted = {"id": call["id"], "function": function["name"], "type": "function"}
     try:
         arguments = json.loads(function["arguments"])
     except ValueError:
-        return {**made, "arguments": {"text": function["arguments"]}, "parse_error": "the arguments are no JSON"}
-    return {**made, "arguments": arguments if isinstance(arguments, dict) else {"value": arguments}}
+        return {**converted, "arguments": {"text": function["arguments"]}, "parse_error": "the arguments are no JSON"}
+    return {**converted, "arguments": arguments if isinstance(arguments, dict) else {"value": arguments}}
 
 
 def _header(info: RunInfo, samples: int, epochs: int) -> dict[str, object]:

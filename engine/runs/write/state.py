@@ -52,10 +52,10 @@ class ProcessState:
         """Note that the process just reported something."""
         self._state["heard"] = time.time()
 
-    def set(self, news: Mapping[str, object]) -> bool:
+    def set(self, changes: Mapping[str, object]) -> bool:
         """Set the status and any other given fields. Return whether viewers must see them at once."""
-        urgent = news["status"] != self._state["status"] or "error" in news
-        self._state.update(news)
+        urgent = changes["status"] != self._state["status"] or "error" in changes
+        self._state.update(changes)
         self.heard()
         self._state.pop("ended", None)
         if self.ended:
@@ -116,12 +116,12 @@ class ProcessState:
             log.debug("status not written: %s", error)
 
     def write_live(self) -> None:
-        news = self.live.news()
-        if news is None or not self.run_dir.is_dir():
+        live = self.live.news()
+        if live is None or not self.run_dir.is_dir():
             return
         try:
             own = {key: self._state.get(key) for key in IDENTITY}
-            write_json(live_file(self.run_dir, self.process), {**own, **news})
+            write_json(live_file(self.run_dir, self.process), {**own, **live})
         except OSError as error:
             log.debug("the newest texts were not written: %s", error)
 

@@ -75,11 +75,11 @@ class Endpoint:
             return web.json_response(_error(str(error)), status=400)
         message = _written(turn)
         exchange.said(_plain(message))
-        made = {"id": f"turn-{secrets.token_hex(8)}", "created": int(time.time()), "model": "policy"}
+        common = {"id": f"turn-{secrets.token_hex(8)}", "created": int(time.time()), "model": "policy"}
         reason = "length" if turn.cut else "tool_calls" if turn.calls else "stop"
         if not body.get("stream"):
             choice = {"index": 0, "message": message, "finish_reason": reason}
-            return web.json_response({**made, "object": "chat.completion", "choices": [choice], "usage": USAGE})
+            return web.json_response({**common, "object": "chat.completion", "choices": [choice], "usage": USAGE})
         calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls", ()))]
         delta = {**message, **({"tool_calls": calls} if calls else {})}
         events = (
@@ -87,7 +87,7 @@ class Endpoint:
             {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]},
             {"choices": [], "usage": USAGE},
         )
-        text = "".join(f"data: {json.dumps({**made, 'object': 'chat.completion.chunk', **e})}\n\n" for e in events)
+        text = "".join(f"data: {json.dumps({**common, 'object': 'chat.completion.chunk', **e})}\n\n" for e in events)
         return web.Response(text=f"{text}data: [DONE]\n\n", content_type="text/event-stream")
 
 
@@ -103,13 +103,13 @@ def _written(turn: Completion) -> dict[str, Any]:
 
 def _plain(message: Mapping[str, Any]) -> dict[str, object]:
     """Convert a message to one format, whichever harness wrote it."""
-    made: dict[str, object] = {"role": message["role"], "content": message.get("content") or ""}
+    converted: dict[str, object] = {"role": message["role"], "content": message.get("content") or ""}
     if message.get("tool_calls"):
         functions = [(call["id"], call["function"]) for call in message["tool_calls"]]
-        made["tool_calls"] = [{"id": key, "name": f["name"], "arguments": f["arguments"]} for key, f in functions]
+        converted["tool_calls"] = [{"id": key, "name": f["name"], "arguments": f["arguments"]} for key, f in functions]
     if message.get("tool_call_id"):
-        made["tool_call_id"] = message["tool_call_id"]
-    return made
+        converted["tool_call_id"] = message["tool_call_id"]
+    return converted
 
 
 def _error(message: str, code: str | None = None) -> dict[str, object]:

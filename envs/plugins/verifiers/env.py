@@ -65,22 +65,20 @@ class HarnessRollouts(MultiTurnEnv):
     def step(self, state: RolloutState, call: ToolCall) -> StepResult:
         """Pass the turn to verifiers. The messages that its environment adds are the observation."""
         state.turns += 1
-        made = () if call.name in (None, "ANSWER") else (call, *call.further)
-        text = call.thought if made else call.text
+        parsed = () if call.name in (None, "ANSWER") else (call, *call.further)
+        text = call.thought if parsed else call.text
         for token in self._special:
             text = text.replace(token, "")
-        calls = tuple((f"call_{state.turns}_{i}", c.name or "", dict(c.arguments)) for i, c in enumerate(made))
+        calls = tuple((f"call_{state.turns}_{i}", c.name or "", dict(c.arguments)) for i, c in enumerate(parsed))
         state.exchange.answer(Completion(text, calls, call.cut))
         added = state.exchange.next(self.turn_timeout_s)
         replies = added if added is not None else state.exchange.last_words()
         results = {m.get("tool_call_id"): text_of(m.get("content", "")) for m in replies}
-        made_calls = tuple(Call(name, arguments, key, results.get(key)) for key, name, arguments in calls)
+        recorded = tuple(Call(name, arguments, key, results.get(key)) for key, name, arguments in calls)
         observation = "\n".join(text_of(m.get("content", "")) for m in replies)
         if added is not None:
-            return StepResult(observation, calls=made_calls if len(made_calls) > 1 else ())
-        return StepResult(
-            observation, done=True, answer=call.text.strip(), calls=made_calls if len(made_calls) > 1 else ()
-        )
+            return StepResult(observation, calls=recorded if len(recorded) > 1 else ())
+        return StepResult(observation, done=True, answer=call.text.strip(), calls=recorded if len(recorded) > 1 else ())
 
 
 class VerifiersEnv(HarnessRollouts):

@@ -46,10 +46,10 @@ def plain_messages(messages: Any, where: str) -> list[Message]:
             content = "\n".join(str(part.get("text", "")) for part in parts)
         if role not in ROLES:
             raise ValueError(f"{where}: a message has the role {role!r}; known are {', '.join(ROLES)}")
-        made: dict[str, object] = {"role": role, "content": content or ""}
+        converted: dict[str, object] = {"role": role, "content": content or ""}
         with suppress(KeyError):
-            made["tool_call_id"] = message["tool_call_id"]
-        plain.append(made)  # type: ignore[arg-type]
+            converted["tool_call_id"] = message["tool_call_id"]
+        plain.append(converted)  # type: ignore[arg-type]
     return plain
 
 

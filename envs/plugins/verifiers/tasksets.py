@@ -91,8 +91,8 @@ class TasksetEnv(HarnessRollouts):
         messages = exchange.next(max(START_S, self.turn_timeout_s))
         if messages is None:
             raise ValueError(f"{self.id} ended the episode before it asked for a completion: {_problem(exchange)}")
-        made = (tool_of_schema(t["name"], t.get("description"), t.get("parameters")) for t in exchange.tools)
-        return (rollout, messages), tuple(made)
+        tools = (tool_of_schema(t["name"], t.get("description"), t.get("parameters")) for t in exchange.tools)
+        return (rollout, messages), tuple(tools)
 
     def _first_tools(self) -> tuple[ToolSpec, ...]:
         (rollout, _), tools = self._begun(0)

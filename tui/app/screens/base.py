@@ -123,19 +123,19 @@ class AppScreen(Screen[Any]):
     def footer(self, width: int) -> Line:
         """Return as many hints as fit, or none if the keys that leave the screen do not fit."""
         p = self.palette
-        made: dict[Key, Line] = {}
+        items: dict[Key, Line] = {}
         room, short = width, False
         for row in sorted(hints(self.view), key=lambda r: r.shown not in ALWAYS):  # help, back and quit stay longest
             label = self.hint_label(row.action, row.label)
             item = Line(p).add(row.shown, p.key, click=row.action).add(f" {label}", p.muted, click=row.action)
             fits = label and item.width + 3 <= room
             if fits:
-                made[row] = item.gap(3)
+                items[row] = item.gap(3)
                 room -= item.width
             short = short or (row.shown in ALWAYS and not fits)
         line = Line(p)
-        for row in sorted(made, key=lambda r: r.shown in ALWAYS):
-            line.extend(made[row])
+        for row in sorted(items, key=lambda r: r.shown in ALWAYS):
+            line.extend(items[row])
         return self._keys_alone(width) if short else line
 
     def _keys_alone(self, width: int) -> Line:

@@ -48,16 +48,16 @@ class BehaviorRow:
 
 def rows_of(found: Sequence[SpanBehavior]) -> list[BehaviorRow]:
     """Return the rows by section, largest values in the last columns first."""
-    made = [BehaviorRow("", "rollouts", [float(b.rollouts) for b in found])]
+    table = [BehaviorRow("", "rollouts", [float(b.rollouts) for b in found])]
     sections: dict[str, dict[str, list[float | None]]] = {}
     for section, name in dict.fromkeys(key for b in reversed(found) for key in b.values):
         sections.setdefault(section, {})[name] = [b.values.get((section, name)) for b in found]
     for section, rows in sorted(sections.items(), key=lambda item: SECTIONS.index(item[0])):
-        made += [BehaviorRow(section, "")] if section else []
+        table += [BehaviorRow(section, "")] if section else []
         absent = 0.0 if section in ("actions", "ended by") else None  # a missing action or end did not occur
         for name, values in rows.items():
-            made.append(BehaviorRow(section, name, [absent if v is None else v for v in values]))
-    return made
+            table.append(BehaviorRow(section, name, [absent if v is None else v for v in values]))
+    return table
 
 
 class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):

@@ -182,11 +182,11 @@ class TimelineScreen(TableScreen):
         room = max(10, table.size.width - 22)
 
         def bar(row: Timings) -> tuple[Line, None]:
-            made, seconds_before = Line(p), 0.0
+            line, seconds_before = Line(p), 0.0
             for name, seconds in row.parts.items():
                 seconds_before += seconds
-                made.add(_sign(name) * (round(room * seconds_before / scale) - made.width), _style(p, name))
-            return made, None
+                line.add(_sign(name) * (round(room * seconds_before / scale) - line.width), _style(p, name))
+            return line, None
 
         return (
             TableColumn("", "step", 8, lambda r: (count(r.step), p.muted), ">"),

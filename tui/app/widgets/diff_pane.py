@@ -104,12 +104,14 @@ class DiffPane(FlowPane):
         sums = [_sums(record) for record in sides]
         lines = []
         for name in dict.fromkeys(name for known in sums for name in known):
-            made = []
+            halves = []
             for known, other in (sums, reversed(sums)):
                 value, differs = known.get(name), known.get(name) != other.get(name)
                 line = Line(p).add(f"  {name} ", p.muted, cells=min(16, half - 8))
-                made.append(line.whole(fixed(value, signed=True), p.strong if differs else p.faint, half - line.width))
-            lines.append(self._beside(made[0], made[1], half))
+                halves.append(
+                    line.whole(fixed(value, signed=True), p.strong if differs else p.faint, half - line.width)
+                )
+            lines.append(self._beside(halves[0], halves[1], half))
         arithmetic = [equation(r.formula, 0, r.advantage)[:-1] if r.formula is not None else [] for r in sides]
         for texts in zip_longest(*arithmetic, fillvalue=""):
             cells = [Line(p).add(f"  A {text}" if text else "", p.faint, cells=half) for text in texts]
@@ -212,8 +214,8 @@ def field_text(record: TrajectoryRecord, step: Step | None, name: str) -> str:
 
 def call_text(step: Step) -> str:
     """Return the calls of a step with their arguments, or its text."""
-    made = [shown(call) for call in calls_of(step)]
-    texts = [[f"{call.head} {call.text}".strip(), call.note, *(a.text for a in call.arguments)] for call in made]
+    shown_calls = [shown(call) for call in calls_of(step)]
+    texts = [[f"{call.head} {call.text}".strip(), call.note, *(a.text for a in call.arguments)] for call in shown_calls]
     return "\n".join(text for call in texts for text in call if text) or said(step)[1]
 
 

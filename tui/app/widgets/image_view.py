@@ -174,7 +174,7 @@ class ImagePane(Pane):
         self.natural = (4, 3)
         self._rows: list[list[Segment]] | None = None
         self._problem = ""
-        self._made: OrderedDict[tuple[object, ...], Any] = OrderedDict()
+        self._drawn: OrderedDict[tuple[object, ...], Any] = OrderedDict()
         self._kind: Kind = kind()
         self.cell = cell_pixels() if self._kind != "blocks" else None
         """Pixels per cell if the terminal shows pixels. Then `picture` covers the pane."""
@@ -224,7 +224,7 @@ class ImagePane(Pane):
             self.changed()
             return
         key = self.source, self.overlay, self.seen, self.size
-        kept = self._made.get(key)
+        kept = self._drawn.get(key)
         if kept is not None:
             self._take(*kept)
         else:
@@ -232,7 +232,7 @@ class ImagePane(Pane):
             self.frame.run_worker(lambda: self._draw(self.run, *key), thread=True, exclusive=True, group="image")
 
     def _draw(self, run: Path, source: str, overlay: Overlay | None, seen: str, size: Size) -> None:
-        made: Any = None
+        drawn: Any = None
         natural, problem = self.natural, ""
         try:
             sizes = [natural_size(run, name) for name in (source, seen) if name]
@@ -246,30 +246,30 @@ class ImagePane(Pane):
             if seen:
                 picture = beside(picture, compose(run, seen, None, (wide[1], tall)))
             if self.cell is not None:
-                made = picture
+                drawn = picture
             else:
-                made = shades(picture) if self.app.no_color else half_blocks(picture)
+                drawn = shades(picture) if self.app.no_color else half_blocks(picture)
         except FileNotFoundError:
             problem = f"the image {source} is missing"
         except (OSError, ValueError) as error:
             problem = f"the image cannot be shown: {error}"
-        self.app.call_from_thread(self._done, (source, overlay, seen, size), made, natural, problem)
+        self.app.call_from_thread(self._done, (source, overlay, seen, size), drawn, natural, problem)
 
-    def _done(self, key: tuple[object, ...], made: object, natural: tuple[int, int], problem: str) -> None:
-        if made is not None:
-            self._made[key] = made, natural
-            if len(self._made) > _KEPT:
-                self._made.popitem(last=False)
+    def _done(self, key: tuple[object, ...], drawn: object, natural: tuple[int, int], problem: str) -> None:
+        if drawn is not None:
+            self._drawn[key] = drawn, natural
+            if len(self._drawn) > _KEPT:
+                self._drawn.popitem(last=False)
         if key == (self.source, self.overlay, self.seen, self.size):
             self._problem = problem
-            self._take(made, natural)
+            self._take(drawn, natural)
 
-    def _take(self, made: Any, natural: tuple[int, int]) -> None:
+    def _take(self, drawn: Any, natural: tuple[int, int]) -> None:
         self.natural = natural
         if self.cell is not None:
-            self.picture = made
+            self.picture = drawn
         else:
-            self._rows = made
+            self._rows = drawn
         self.changed()
         self._show_pixels()
 

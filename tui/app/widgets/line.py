@@ -101,15 +101,15 @@ class Line:
         """Cut the line to `width` cells with an ellipsis. Numbers are never cut in two."""
         if self.width <= width:
             return self
-        made = Line(self.palette)
+        line = Line(self.palette)
         if width <= 0:
-            return made
+            return line
         text = self.plain
         fitting = literally.fitting(text, width - 1)
-        made.width = literally.width(text[: literally.before_number(text, fitting)])
-        made.segments = list(Strip(self.segments, self.width).crop(0, made.width))
-        made.hits = [(a, min(b, made.width), what) for a, b, what in self.hits if a < made.width]
-        return made.add("…", self.palette.muted)
+        line.width = literally.width(text[: literally.before_number(text, fitting)])
+        line.segments = list(Strip(self.segments, self.width).crop(0, line.width))
+        line.hits = [(a, min(b, line.width), what) for a, b, what in self.hits if a < line.width]
+        return line.add("…", self.palette.muted)
 
     @property
     def plain(self) -> str:

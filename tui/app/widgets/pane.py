@@ -135,10 +135,10 @@ class Pane:
             self.repaint()
 
     def line_at(self, y: int) -> list[Segment]:
-        made = self._strips.get(y)
-        if made is None:
-            made = self._strips[y] = self._make(y)
-        return made
+        strip = self._strips.get(y)
+        if strip is None:
+            strip = self._strips[y] = self._make(y)
+        return strip
 
     def _make(self, y: int) -> list[Segment]:
         lines = self.lines

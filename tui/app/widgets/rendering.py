@@ -45,16 +45,16 @@ class Renderer:
         """Render a literal text (`kinds.prepared`) in lines of at most `width` cells."""
         try:
             if kind == "markdown":
-                made = self._markdown(text, width, style)
+                lines = self._markdown(text, width, style)
             elif kind == "ansi":
-                made = self._wrapped(self._ansi(text), width)
+                lines = self._wrapped(self._ansi(text), width)
             elif self.colors and kind not in ("raw", "plain"):
-                made = self._wrapped(self._highlighted(text, kind), width)
+                lines = self._wrapped(self._highlighted(text, kind), width)
             else:
-                made = [Line(self.palette, part, style) for part in wrap(text, width, len(text))]
+                lines = [Line(self.palette, part, style) for part in wrap(text, width, len(text))]
         except Exception:  # a renderer failed on an odd text, but the text itself can always be shown
-            made = [Line(self.palette, part, style) for part in wrap(SGR.sub("", text), width, len(text))]
-        return self._boxed(made)
+            lines = [Line(self.palette, part, style) for part in wrap(SGR.sub("", text), width, len(text))]
+        return self._boxed(lines)
 
     def _line(self, segments: Sequence[Segment], style: Style | None = None) -> Line:
         line, base = Line(self.palette), self.palette.base + style if style else self.palette.base
@@ -65,20 +65,20 @@ class Renderer:
         return line
 
     def _wrapped(self, text: Text, width: int) -> list[Line]:
-        made: list[Line] = []
+        lines: list[Line] = []
         for paragraph in text.split("\n", allow_blank=True):
             for part, start in broken(paragraph.plain, width):
-                made.append(self._line(list(paragraph[start : start + len(part)].render(self._console))))
-        return made
+                lines.append(self._line(list(paragraph[start : start + len(part)].render(self._console))))
+        return lines
 
     # -- kinds --------------------------------------------------------------------------------------------------
 
     def _markdown(self, text: str, width: int, style: Style) -> list[Line]:
         options = self._console.options.update(width=max(8, width))
         rows = self._console.render_lines(self._markdown_type(text), options, pad=False)
-        made = [self._line(row, style) for row in rows]
-        blank = [not line.plain.strip() for line in made]
-        kept = [line for index, line in enumerate(made) if not blank[index] or not (index == 0 or blank[index - 1])]
+        lines = [self._line(row, style) for row in rows]
+        blank = [not line.plain.strip() for line in lines]
+        kept = [line for index, line in enumerate(lines) if not blank[index] or not (index == 0 or blank[index - 1])]
         while kept and not kept[-1].plain.strip():
             kept.pop()
         return [line.cropped(width) for line in kept]
@@ -190,16 +190,16 @@ def broken(text: str, width: int) -> list[tuple[str, int]]:
 
 def marked(line: Line, spans: Sequence[tuple[int, int]], style: Style) -> Line:
     """Return the line with a style over possibly overlapping spans of characters."""
-    made, start = Line(line.palette), 0
-    made.hits = line.hits
+    result, start = Line(line.palette), 0
+    result.hits = line.hits
     for segment in line.segments:
         end = start + len(segment.text)
         cuts = sorted({start, end, *(min(max(c, start), end) for span in spans for c in span)})
         for a, b in pairwise(cuts):
             over = any(begin <= a < stop for begin, stop in spans)
-            made.add(segment.text[a - start : b - start], style if over else segment.style)
+            result.add(segment.text[a - start : b - start], style if over else segment.style)
         start = end
-    return made
+    return result
 
 
 def _light(color: ColorTriplet) -> float:

@@ -188,9 +188,9 @@ class Table(Pane):
             columns.pop(worst)
         extra = max(0, room - (sum(c.width + 1 for c in columns) - 1))
         weight = sum(c.grow for c in columns)
-        made = [(c, c.width + (int(extra * c.grow / weight) if weight else 0)) for c in columns]
-        self._columns = (width, made)
-        return made
+        columns_with_widths = [(c, c.width + (int(extra * c.grow / weight) if weight else 0)) for c in columns]
+        self._columns = (width, columns_with_widths)
+        return columns_with_widths
 
     def _make(self, y: int) -> list[Segment]:
         width = self.size.width

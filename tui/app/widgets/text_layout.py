@@ -81,13 +81,13 @@ class Flow(Sequence[Line]):
         part = self.parts[number]
         if part.lines is not None or part.make is None:
             return False
-        made, before = part.make(), part.rows
-        if made and isinstance(made[0], FlowPart):
-            self.parts[number : number + 1] = made  # type: ignore[assignment]
+        result, before = part.make(), part.rows
+        if result and isinstance(result[0], FlowPart):
+            self.parts[number : number + 1] = result  # type: ignore[assignment]
             self._starts = None
             return True
-        part.lines = made  # type: ignore[assignment]
-        part.rows = len(made)
+        part.lines = result  # type: ignore[assignment]
+        part.rows = len(result)
         if part.rows != before:
             self._starts = None
         return part.rows != before
@@ -206,15 +206,15 @@ class TextLayout:
         if kind == "json" and len(text) > CHUNK:
             text = prepared(text, kind)
         pieces = list(chunks(text, kind))
-        made = []
+        parts = []
         for index, piece in enumerate(pieces):
             first, last = index == 0, folds and index == len(pieces) - 1
             make = partial(self._piece, key, field, piece, kind, first, last)
-            made.append(FlowPart(make, _rows(piece, room) + first + last, (*key, index)))
-        self.places[key] = made, list(accumulate((len(p) + 1 for p in pieces[:-1]), initial=0))
-        self.parts += made
+            parts.append(FlowPart(make, _rows(piece, room) + first + last, (*key, index)))
+        self.places[key] = parts, list(accumulate((len(p) + 1 for p in pieces[:-1]), initial=0))
+        self.parts += parts
         if folds:
-            self.folding[key] = made[-1]
+            self.folding[key] = parts[-1]
 
     def _beside(self, field: Field, text: str) -> bool:
         return field.role == "call" or (
@@ -306,7 +306,7 @@ class TextLayout:
         longest = 2 * max(map(len, self.find)) + 64
         texts = [line.plain for line in lines]
         joints = [JOINT if cells_of(text) >= room - 1 else " " for text in texts]
-        made = []
+        highlighted = []
         for index, line in enumerate(lines):
             before = after = ""
             for other in range(index - 1, -1, -1):
@@ -323,8 +323,8 @@ class TextLayout:
                 for start, end in spans(before + texts[index] + after, self.find, joined=True)
                 if start < begin + size and end > begin
             ]
-            made.append(marked(line, found, self.palette.found) if found else line)
-        return made
+            highlighted.append(marked(line, found, self.palette.found) if found else line)
+        return highlighted
 
 
 def _end(text: str, kind: str, fold: int, width: int, tail: bool) -> str:

@@ -62,8 +62,8 @@ class ValuePanel(Pane):
         line.whole(f"(step {spec.step}; the rollout is of step {branch.version})", p.muted, width - line.width)
         lines = [line]
         for name, side in (("before", branch.before), ("after", branch.after)):
-            made = f"{side.reward.n}/{spec.samples}"
-            line = Line(p).add(name, p.muted, cells=9).add(made, p.text, cells=7).add("reward ", p.muted)
+            samples = f"{side.reward.n}/{spec.samples}"
+            line = Line(p).add(name, p.muted, cells=9).add(samples, p.text, cells=7).add("reward ", p.muted)
             line.extend(_interval(self, side.reward))
             if side.success is not None:
                 line.whole("   success ", p.muted, width - line.width)

@@ -79,9 +79,9 @@ class WritingPanel(LivePanel):
             if place and room < _LEAST_LINES:
                 break
             head = self._heading(batch, text, width)
-            made = [*head, *self._body(text, width, min(most, room) - len(head))]
-            lines += made
-            room -= len(made)
+            block = [*head, *self._body(text, width, min(most, room) - len(head))]
+            lines += block
+            room -= len(block)
         return lines
 
     def _all(self) -> list[tuple[BatchState, LiveText]]:
