@@ -8,8 +8,8 @@ from ..engine.runs.types import AdvantageFormula, AdvantageTerm, TrajectoryRecor
 from ..rewards.advantages.base import EPSILON, compared, spread
 from .format import MINUS, fixed
 
-NOT_RECORDED = "How it was computed was not recorded."
-FILTERED = "Filtered out, its group carries no signal: the advantage in the loss is 0."
+NOT_RECORDED = "The formula was not recorded."
+FILTERED = "The group has no signal and was filtered out: the advantage in the loss is 0."
 SAME = 1e-9
 """A standard deviation below this counts as zero."""
 _EXACT = 1e-4
@@ -71,21 +71,21 @@ def equation(formula: AdvantageFormula | None, step: int, advantage: float | Non
     if not terms:
         return ["This step has no advantage of its own."]
     if all(t.size == 1 and t.std is None and t.mean == 0 for t in terms):
-        return [formula.sentence or "The reward itself: compared with nothing."]
+        return [formula.sentence or "The reward itself, without a baseline."]
     if all(t.std == 0 and t.value == t.mean for t in terms):
         if max(t.size for t in terms) == 1:
-            return ["No other rollout of the group got this far: no advantage."]
+            return ["No other rollout of the group reached this step: no advantage."]
         return ["All returns of the group are equal: no advantage, no gradient."]
     computed = sum(t.result(formula.epsilon) for t in terms)
     if advantage is not None and abs(computed - advantage) > 0.005 * max(1.0, abs(computed)):
         if advantage == 0:
             return [FILTERED]
-        return [f"The loss was given another advantage than the one of the formula, {fixed(computed, signed=True)}."]
+        return [f"The loss used a different advantage. The formula gives {fixed(computed, signed=True)}."]
     places = next((n for n in range(2, 6) if _tells(formula, terms, advantage, n)), 6)
     shown = [t for t in terms if not (t.std == 0 and abs(t.value - t.mean) < SAME)]
     parts = [_term(t, formula.epsilon, places, len(terms) > 1) for t in shown]
     equal = " and ".join(t.name for t in terms if t not in shown)
-    nothing = f"; nothing by {equal}: equal among those compared" if equal else ""
+    nothing = f"; {equal} adds nothing: all compared values are equal" if equal else ""
     lines = [f"{'=' if i == 0 else '+'} {part}" for i, part in enumerate(parts)]
     return [*lines, _compared(formula, terms) + nothing]
 

@@ -97,7 +97,7 @@ def test_init_writes_a_configuration_and_a_reward_that_train(cli: Cli, folder: P
     assert re.search(r"^accuracy +\d\.\d\d ", answer.stdout, re.M) and "accuracy: said" in answer.stdout
     assert cli("config", "check", "grpo.yaml").returncode == 0
     again = cli("init", "--model", "builtin:tiny", "--dataset", "data.jsonl")
-    assert again.returncode == 2 and "--force writes over it" in again.stderr
+    assert again.returncode == 2 and "--force overwrites it" in again.stderr
 
 
 def test_init_writes_nothing_that_cannot_be_right_and_takes_a_weight(cli: Cli, folder: Path):
@@ -131,7 +131,7 @@ def test_init_without_answers_or_data_says_so(cli: Cli, folder: Path):
     answer = cli("init", "--dataset", "plain.jsonl", "--no-check", "--force")
     assert answer.returncode == 0, answer.stderr
     assert "def quality(completions" in (folder / "rewards.py").read_text()
-    assert "no question can be asked" in cli("init", "--force").stderr
+    assert "cannot ask questions" in cli("init", "--force").stderr
     gone = cli("init", "--force", "--dataset", "gone.jsonl")
     assert gone.returncode == 2 and "there is no file or folder gone.jsonl" in gone.stderr
 

@@ -241,7 +241,7 @@ def test_a_folder_that_is_there_is_not_replaced(home: Path, capsys: pytest.Captu
     assert run(["export", "shop", "--format", "sts"]) == 0
     kept = sorted(Path("shop.sts").iterdir())
     assert run(["export", "own", "--format", "sts", "--out", "shop.sts"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert sorted(Path("shop.sts").iterdir()) == kept
     assert list(home.glob(".*part")) == []
 

@@ -261,10 +261,10 @@ async def test_broken_runs_are_answered_in_a_sentence(tmp_path: Path):
                 answer = await session.call_tool(tool, {"run": name})
                 assert len(answer.content[0].text) < LARGEST
                 assert not (answer.isError and ORDER in answer.content[0].text)
-                assert "fault in grpo-tui" not in answer.content[0].text, (name, tool, answer.content[0].text)
+                assert "bug in grpo-tui" not in answer.content[0].text, (name, tool, answer.content[0].text)
             for tool in ("read_rollout", "explain_reward"):
                 answer = await session.call_tool(tool, {"run": name, "rollout": 1})
-                assert "fault in grpo-tui" not in answer.content[0].text, (name, tool, answer.content[0].text)
+                assert "bug in grpo-tui" not in answer.content[0].text, (name, tool, answer.content[0].text)
         told = await asked(session, "query_rollouts", run="cut")
         assert told["untrusted_notes"]
         await session.call_tool("list_runs", {})
@@ -334,4 +334,4 @@ async def test_a_number_that_no_record_holds_is_refused_in_a_sentence(tmp_path: 
     record(tmp_path / "runs", "small")
     async with client(tmp_path / "runs") as session:
         for tool, arguments in (("metrics", {"names": ["kl/mean"], "to_step": 2**70}), ("events", {"offset": 2**70})):
-            assert "a number is larger than any" in await refused(session, tool, run="small", **arguments)
+            assert "a number is too large" in await refused(session, tool, run="small", **arguments)

@@ -62,7 +62,7 @@ def test_a_rollout_by_hand_is_scored_recorded_and_a_demonstration(tmp_path: Path
     typed = "\n".join(["/model", *turns, "/next", "LOOK", "/quit"])
     answer = played(tmp_path, typed, FEW, "--run-id", "mine")
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    continued, by_hand = answer.stdout.split("the model's own continuation")[1].split("\nΣ steps", 1)
+    continued, by_hand = answer.stdout.split("the model's continuation")[1].split("\nΣ steps", 1)
     steps = continued.split("\n─ ")[1:]
     assert steps[0].startswith("1 ─") and "✓ SEGMENT_OBJECT_AT(x=" in steps[0] and "  mask 1" in steps[0]
     assert len(steps) > 1 and "ANSWER" in steps[-1] and "─\n✓ right" in steps[-1], "to the end, with the tools' results"
@@ -148,7 +148,7 @@ def test_the_continuation_repeats_the_persons_turns_in_a_copy(tmp_path: Path):
     turn = "SEGMENT_OBJECT_AT(x=1, y=9999)"
     answer = played(tmp_path, "\n".join([turn, "/model", "/quit"]), FEW, "--run-id", "mine")
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    before, continued = answer.stdout.split("the model's own continuation")
+    before, continued = answer.stdout.split("the model's continuation")
     assert turn in before and turn not in continued
     assert continued.split("\n─ ")[1].startswith("2 ─"), "from the second turn on"
     with RunReader(tmp_path / "runs" / "mine") as reader:
@@ -162,7 +162,7 @@ def test_of_an_environment_that_does_not_repeat_itself_one_turn_is_shown(tmp_pat
     answer = played(tmp_path, "six\n/model\nfive\n/quit\n", *settings, "--run-id", "dice")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "The environment does not repeat its answers" in answer.stdout
-    continued = answer.stdout.split("the model's own continuation")[1]
+    continued = answer.stdout.split("the model's continuation")[1]
     assert continued.startswith("\n─ 2 ─") and "rolled" not in continued
 
 
@@ -191,7 +191,7 @@ def test_the_terminal(tmp_path: Path):
         screen.press("SEGMENT_OBJECT_AT(x=1, y=9999)\r")
         screen.see("✗ invalid argument", "limit: 0 <= y <", "reward so far")
         screen.press("\x12")
-        screen.see("the model's own continuation · reward", "SEGMENT_OBJECT_AT")
+        screen.see("the model's continuation · reward", "SEGMENT_OBJECT_AT")
         screen.press("q")
         assert screen.wait() == 0
     with RunReader(tmp_path / "runs" / "mine") as reader:

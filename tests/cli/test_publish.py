@@ -188,7 +188,7 @@ def test_merge_gives_a_model_in_the_format_of_its_base_for_plain_transformers(tr
     assert merged.generate(**tokens, max_new_tokens=4).shape[1] > tokens["input_ids"].shape[1]
     assert "library_name: transformers" in (tmp_path / "merged" / "README.md").read_text()
     again = cli("merge", trained.name, "--to", str(tmp_path / "merged"), "--runs-dir", str(trained.parent))
-    assert again.returncode == 2 and "exists already" in again.stderr
+    assert again.returncode == 2 and "already exists" in again.stderr
 
 
 def test_push_sends_adapters_and_card_in_one_commit_and_never_shows_the_token(trained: Path, hub: Hub, tmp_path: Path):
@@ -228,7 +228,7 @@ def test_what_the_hub_refuses_is_one_sentence_without_the_token(trained: Path, h
         (("push", "RUN", "org/name"), {"HF_TOKEN": ""}, "HF_TOKEN is not set", 2),
         (("push", "nosuch", "org/name"), {}, "nosuch", 3),
         (("push", "RUN@7", "org/name"), {}, "no checkpoint of step 7", 2),
-        (("merge", "RUN@base"), {}, "names no trained policy", 2),
+        (("merge", "RUN@base"), {}, "is not a trained policy", 2),
     ],
 )
 def test_a_wrong_command_is_refused_in_one_sentence(

@@ -84,7 +84,7 @@ def test_the_page_says_how_much_of_a_run_it_holds(tmp_path: Path, monkeypatch: p
 
     recorded(tmp_path, "long", [i / 60 for i in range(60)], "word " * 4000)
     text, data = page(tmp_path, "long")
-    assert data["held"].startswith("This page holds 240 of 240 rollouts, spread evenly.")
+    assert data["held"].startswith("This page holds 240 of 240 rollouts, evenly spaced.")
     assert max(len(f[1]) for r in data["rollouts"] for f in r["prompt"]) < report_data.TEXT + 40
     monkeypatch.setattr(report_data, "ROLLOUTS", 40)
     _, data = page(tmp_path, "long")

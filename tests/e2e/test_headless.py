@@ -78,7 +78,7 @@ def test_training_goes_on_without_its_record_and_says_so_once(training: Training
     shutil.rmtree(gone, ignore_errors=True)
     text = training.end()
     assert training.process.returncode == 0, text
-    assert text.count("is gone; training goes on") == 1
+    assert text.count("is gone; training continues") == 1
     assert "exit code 0" in text
     assert (project / "saved_models" / "rft_adapters" / "adapter_model.safetensors").exists()
 

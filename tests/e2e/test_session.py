@@ -54,7 +54,7 @@ def test_train_leave_come_back_stop_and_read_why_a_step_was_penalised(project: P
         screen.see("running", "reward", "penalty", "SEGMENT_OBJECT_AT", within=120)
         screen.press("q")
         assert screen.wait() == 0
-        assert "run session goes on" in screen.text
+        assert "run session continues" in screen.text
         assert "grpo-tui inspect session" in screen.text and "grpo-tui stop session" in screen.text
 
     left_at = find_run(runs, "session").step

@@ -31,7 +31,7 @@ from .workspace import Limit, Offset, Rollout, Run, ToolError, Workspace, notes,
 Filter = Annotated[str, Field(description=f"A condition such as `reward<0.2 and not correct`. {HELP}")]
 Search = Annotated[str, Field(description='Words, "phrases", begin*, -without, observation:word.')]
 Part = Literal["prompt", "text", "thought", "calls", "observation", "answer", "expected", "task", "error"]
-Turn = Annotated[int, Field(ge=0, description="For text, thought, calls and observation.")]
+Turn = Annotated[int, Field(ge=0, description="Used for text, thought, calls and observation.")]
 PART = 5_000
 """Characters that `read_text` returns at once."""
 
@@ -131,7 +131,7 @@ class RolloutTools(Workspace):
         offset: Offset = 0,
         limit: Limit = 20,
     ) -> ToolAnswer[list[GroupRow]]:
-        """List groups that hold a match, with mean and std of their rewards. With a std of 0 there is no gradient."""
+        """List groups that contain a match, with mean and std of their rewards. A std of 0 means no gradient."""
         with self.open(run) as reader:
             found = reader.rollouts.groups(Query(filter, "", sort, descending))
             rows, after = page(found.page(offset, limit + 1), offset, limit)

@@ -28,7 +28,9 @@ from .workspace import Limit, Offset, Rollout, Run, ToolError, Workspace, notes,
 
 LAST = 10
 """A compared metric is the mean over the last tenth of its values."""
-Kinds = Annotated[Sequence[str], Field(description="alert, note, eval, error, checkpoint, rewards, …; all if empty.")]
+Kinds = Annotated[
+    Sequence[str], Field(description="alert, note, eval, error, checkpoint, rewards, … Empty: all kinds.")
+]
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class RunTools(Workspace):
         return ToolAnswer(untrusted=rows, next_offset=after, total=len(found))
 
     def findings(self, run: Run, offset: Offset = 0) -> ToolAnswer[RunFindings]:
-        """Diagnose a run: faults of rewards, tokens and learning, with numbers, ids of rollouts and a suggestion."""
+        """Diagnose a run: problems of rewards, tokens and learning, with numbers, rollout ids and a suggestion."""
         with self.open(run) as reader:
             try:
                 config = config_of(self.find(run))
@@ -114,7 +116,7 @@ class RunTools(Workspace):
             return ToolAnswer(untrusted=answer, next_offset=after, total=len(found), untrusted_notes=notes(reader))
 
     def recompute(self, run: Run, offset: Offset = 0) -> ToolAnswer[Recomputed]:
-        """Compute the numbers of a training or dump again from its record, and list those that differ."""
+        """Recompute the numbers of a training or dump from its record, and list those that differ."""
         with self.open(run) as reader:
             try:
                 report = report_of(self.find(run), reader, "")
@@ -142,7 +144,7 @@ class RunTools(Workspace):
         to_step: int | None = None,
         points: Annotated[int, Field(ge=1, le=ENTRIES - 2)] = 50,
     ) -> ToolAnswer[Mapping[str, list[tuple[int, float]]]]:
-        """Read metrics by name, as (step, value). Of more steps than `points`, means of equal spans."""
+        """Read metrics by name, as (step, value). More steps than `points` are averaged over equal spans."""
         with self.open(run) as reader:
             read = reader.metrics.points
             curves = {n: read(n, after_step=from_step - 1, until_step=to_step, max_points=points) for n in names}
@@ -186,7 +188,7 @@ class RunTools(Workspace):
             return ToolAnswer(untrusted=shown, next_offset=after, total=len(found))
 
     def write_note(self, run: Run, rollout: Rollout, text: str) -> ToolAnswer[Note | None]:
-        """Put a note of one line on a rollout, in place of its note before. An empty text removes it."""
+        """Write a one-line note on a rollout, replacing its previous note. An empty text removes it."""
         with self.open(run) as reader:
             (row,) = reader.rollouts.rows([number(reader, rollout)])
             reader.notes.put(row.id, text)

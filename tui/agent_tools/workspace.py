@@ -17,9 +17,9 @@ from ...engine.runs.read.reader import RunReader
 from ...engine.runs.types import RunInfo
 from ..cli.dumps import run_or_dump
 
-Run = Annotated[str, Field(description="The id of a run, a unique beginning of it, or `latest`.")]
+Run = Annotated[str, Field(description="The id of a run, a unique prefix of it, or `latest`.")]
 Rollout = Annotated[str | int, Field(description="The id of a rollout, or its number n.")]
-Offset = Annotated[int, Field(ge=0, description="`next_offset` of the answer before.")]
+Offset = Annotated[int, Field(ge=0, description="`next_offset` of the previous answer.")]
 Limit = Annotated[int, Field(ge=1, le=100)]
 
 
@@ -47,7 +47,7 @@ class Workspace:
         if reference in self.dumps:
             return run_or_dump(reference, self.home)
         if Path(reference).name != reference or reference == "..":
-            raise ToolError("only runs that list_runs names can be read; give one of their ids")
+            raise ToolError("only runs listed by list_runs can be read; give one of their ids")
         return find_run(self.home, reference)
 
     @contextmanager

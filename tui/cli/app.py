@@ -36,8 +36,8 @@ def open_run(runs_dir: Path, run: RunInfo, start: Destination | None = None) -> 
     after = look(Path(run.path))
     if after.active:
         total = f"/{after.total_steps}" if after.total_steps else ""
-        say(f"run {run.id} goes on ({after.status}, step {after.step}{total})")
-        say(f"look again: grpo-tui inspect {run.id} · save and stop: grpo-tui stop {run.id}")
+        say(f"run {run.id} continues ({after.status}, step {after.step}{total})")
+        say(f"open it again: grpo-tui inspect {run.id} · save and stop: grpo-tui stop {run.id}")
 
 
 def open_dumped(

@@ -21,11 +21,11 @@ from .dumps import run_or_dump
 
 def bisect(
     reference: RunOrDump,
-    behaviour: Annotated[str, typer.Option("--filter", help="The behaviour, as a filter.")],
+    behaviour: Annotated[str, typer.Option("--filter", help="A filter that matches the behaviour.")],
     common: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of rollouts that counts as common.")] = 0.5,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Held-out tasks of an evaluation.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Rollouts of each task in an evaluation.")] = 1,
-    evaluate: Annotated[bool, typer.Option("--evaluate", help="Evaluate checkpoints in any case.")] = False,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Number of held-out tasks per evaluation.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Rollouts per task in an evaluation.")] = 1,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Always evaluate checkpoints.")] = False,
     as_json: JsonOption = False,
     maps: Maps = None,
     importers: Importers = None,
@@ -34,8 +34,9 @@ def bisect(
 ) -> None:
     """Find the training step at which a behaviour became common.
 
-    The behaviour is any filter of `inspect`, such as 'action:READ_TEXT', 'penalised' or 'text:boxed'. The recorded
-    rollouts decide if they can. Otherwise the kept checkpoints of the run are evaluated by binary search.
+    The behaviour is any filter of `inspect`, such as 'action:READ_TEXT', 'penalised' or 'text:boxed'. If the recorded
+    rollouts show a clear change, the command prints its step. Otherwise it evaluates the kept checkpoints of the run
+    by binary search.
     """
     from ...engine.evaluation.bisect import ODDS, change_point
     from ...engine.runs.read.behavior import TRAINED, trained
@@ -77,7 +78,7 @@ def _by_evaluation(
 
     steps = [0, *(s for s in policies(checkpoint_folder(Path(info.path))) if s > 0)]
     if len(steps) == 1:
-        fail(f"run {info.id} keeps no checkpoint; see training.keep_adapters")
+        fail(f"run {info.id} has no kept checkpoints; see training.keep_adapters")
     config, shares = read_config(info.path), dict[int, float]()
 
     def share_at(step: int) -> float:
@@ -95,8 +96,8 @@ def _by_evaluation(
     if as_json:
         say(json_line({"by": "evaluation", "step": step, "after": before, "shares": shares, "checkpoints": steps}))
     elif step is None:
-        say(f"no checkpoint shows it in {common:.0%} of the rollouts")
+        say(f"no checkpoint shows the behaviour in {common:.0%} of its rollouts")
     elif before is None:
-        say(f"the policy shows it from the start, {info.id}@{BASE}")
+        say(f"the policy shows the behaviour from the start ({info.id}@{BASE})")
     else:
-        say(f"common from step {step} on; the kept checkpoint before it is that of step {before}")
+        say(f"common from step {step} on; the previous kept checkpoint is from step {before}")

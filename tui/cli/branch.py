@@ -26,31 +26,31 @@ def branch(
     at: Annotated[
         str,
         typer.Option(
-            metavar="ROLLOUT:STEP", help="Number or id, and step; a third number keeps so many of its tokens."
+            metavar="ROLLOUT:STEP", help="Rollout number or id, and step. A third number keeps that many of its tokens."
         ),
     ],
     samples: Annotated[
         int, typer.Option("-n", "--samples", min=2, help="Continuations on each side of the step.")
     ] = 16,
     policy: Annotated[
-        str, typer.Option(help="The policy, as in eval. Default: the kept one nearest to the rollout's.")
+        str, typer.Option(help="The policy, as in eval. Default: the kept policy nearest to the rollout's.")
     ] = "",
     as_json: JsonOption = False,
     *,
     home: Home,
 ) -> None:
-    """Measure what a step of a recorded rollout was worth.
+    """Measure the value of a step of a recorded rollout.
 
-    The recorded turns are repeated in new environments. Half of the continuations begin before the step, so that the
-    policy writes it again; half begin after it. The difference of their mean rewards estimates the true advantage of
-    the step. The continuations are a run of their own that can be inspected.
+    The command replays the recorded turns in new environments. Half of the continuations start before the step, so the
+    policy writes it again. The other half start after it. The difference of their mean rewards estimates the true
+    advantage of the step. The continuations are recorded as a separate run.
     """
     from ...engine.evaluation.branch import branch_config, read_branch, start_branch
     from .follow import follow_to_end
 
     found = _AT.fullmatch(at)
     if found is None:
-        fail("--at: name a rollout and a step, such as 812:3", ExitCode.USAGE)
+        fail("--at: give a rollout and a step, such as 812:3", ExitCode.USAGE)
     rollout, step, token = found[1], int(found[2]), None if found[3] is None else int(found[3])
     try:
         source = Path(find_run(home, reference).path)
@@ -98,21 +98,21 @@ def _lines(result: Branch) -> Iterator[str]:
     source, spec = result.at, result.spec
     where = f"step {source.step}" + ("" if source.token is None else f" after token {source.token}")
     yield f"rollout {source.rollout} of {Path(source.run).name}, {where}"
-    yield f"policy {spec.subject} (step {spec.step}; step {result.version} sampled the rollout)"
+    yield f"policy {spec.subject} (step {spec.step}; the rollout was sampled at step {result.version})"
     if result.replay is not None:
         turn = result.replay["turn"]
         total = len(result.before.rows) + len(result.after.rows)
-        yield f"! {result.before.differing + result.after.differing} of {total} replays differ from the record, first "
+        yield f"! {result.before.differing + result.after.differing} of {total} replays differ from the record, first"
         yield f"  {f'in the observation of turn {turn}' if turn else 'in the prompt'}:"
         yield f"  recorded: {result.replay['recorded']}"
         yield f"  now:      {result.replay['now']}"
     for name, side in (("before the step", result.before), ("after the step", result.after)):
         success = "" if side.success is None else f"   success {_interval(side.success)}"
         yield f"{name:<23}reward {_interval(side.reward)}{success}   n = {side.reward.n}"
-    yield f"{'worth of the step':<23}{_interval(result.worth, signed=True)}"
+    yield f"{'value of the step':<23}{_interval(result.worth, signed=True)}"
     if result.advantage is not None:
         yield f"{'advantage in training':<23}{fixed(result.advantage, signed=True)}"
-    yield "Intervals are 95 %. Advantages of training are scaled: compare signs and ranks."
+    yield "Intervals are 95 %. Training scales advantages: compare only signs and ranks."
 
 
 def _interval(i: Interval, signed: bool = False) -> str:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 def check(
     reference: RunOrDump,
-    as_json: Annotated[bool, typer.Option("--json", help="One finding a line, as JSON.")] = False,
-    again: Annotated[bool, typer.Option("--recompute", help="Compute every recorded number again.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one finding per line, as JSON.")] = False,
+    again: Annotated[bool, typer.Option("--recompute", help="Recompute every recorded number.")] = False,
     formula: Annotated[
         str, typer.Option(metavar="NAME", help="With --recompute: the formula of a dump's advantages, e.g. grpo.")
     ] = "",
@@ -40,15 +40,15 @@ def check(
     *,
     home: Home,
 ) -> None:
-    """Look for problems of rewards, in a run or in a dump of another framework.
+    """Find reward problems in a run, or in a dump of another framework.
 
-    Prints each finding with the rollouts that show it, and exits with 1 when one is a warning or a failure, or when a
-    part of the record cannot be read, so that a job in CI can stop on it. These are the findings that a training
-    reports while it runs. Detectors without the data that they need are listed as not checked.
+    Prints each finding with the rollouts that show it. Exits with 1 if a finding is a warning or a failure, or if a
+    part of the record cannot be read, so a CI job can fail on it. A running training reports the same findings.
+    Detectors that lack data are listed as not checked.
 
-    With --recompute every number of a recorded training is computed again from the record: rewards, group statistics,
-    advantages, masks, loss. Each number that differs is named. Of rollouts of other frameworks, weighted sums and
-    advantages are computed again.
+    --recompute computes every number of a recorded training again from the record: rewards, group statistics,
+    advantages, masks and loss. It prints each number that differs. For rollouts of other frameworks, it recomputes
+    weighted sums and advantages.
     """
     info = run_or_dump(reference, home, maps, importers)
     if again:
@@ -113,7 +113,7 @@ def _finding_lines(found: Found, named: str, as_json: bool) -> Iterator[str]:
     if found.cause:
         yield f"  likely a symptom of {found.cause}"
     elif helps:
-        yield f"  what helps: {helps}"
+        yield f"  suggestion: {helps}"
     for id_ in finding.trajectories:
         yield f"  grpo-tui inspect {named} --trajectory {quote(id_)}"
 
@@ -134,7 +134,7 @@ def _recompute(reference: str, info: RunInfo, formula: str, as_json: bool) -> No
             report = report_of(info, reader, formula)
             problems = reader.problems
     except (RecordError, ConfigError) as error:
-        fail(f"{reference} cannot be computed again: {error}")
+        fail(f"{reference} cannot be recomputed: {error}")
     for wrong in report.wrong:
         say(json_line(vars(wrong)) if as_json else f"wrong: {wrong}")
     for problem in problems:
@@ -142,7 +142,7 @@ def _recompute(reference: str, info: RunInfo, formula: str, as_json: bool) -> No
     if not as_json:
         for what, reason in report.given.items():
             say(f"taken as recorded: {what} ({reason})")
-        say(f"{report.total:,} numbers computed again, {len(report.wrong):,} wrong")
+        say(f"{report.total:,} numbers recomputed, {len(report.wrong):,} wrong")
     if report.wrong or problems:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -154,12 +154,12 @@ def report_of(info: RunInfo, reader: RunReader, formula: str) -> Report:
     from ...engine.recompute.trl import is_trl, recompute_trl
 
     if formula and formula not in FORMULAS:
-        fail(f"--formula {formula} is unknown; right would be one of {', '.join(FORMULAS)}", ExitCode.USAGE)
+        fail(f"--formula {formula} is unknown; use one of {', '.join(FORMULAS)}", ExitCode.USAGE)
     if info.mode == "recorded" and not formula and is_trl(reader):
         return recompute_trl(reader)
     if info.mode in ("recorded", "dump"):
         return recompute_dump(reader, formula)
     config = read_config(info.path)
     if config.mode != "rft":
-        fail(f"{info.id} has mode {config.mode}: only trainings by reinforcement (rft) can be computed again")
+        fail(f"{info.id} has mode {config.mode}: only runs of mode rft can be recomputed")
     return recompute(reader, config)

@@ -32,7 +32,7 @@ Home = Annotated[
         "--runs-dir",
         default_factory=runs_dir,
         callback=lambda value: runs_dir(value),
-        help="Where runs live; else $GRPO_TUI_HOME/runs, else ./runs.",
+        help="Folder of the runs. Default: $GRPO_TUI_HOME/runs, else ./runs.",
         show_default=False,
     ),
 ]
@@ -49,20 +49,22 @@ def known_runs(incomplete: str) -> list[str]:
 
 RunReference = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="A run's id, a unique beginning of it, or `latest`.", autocompletion=known_runs),
+    typer.Argument(metavar="RUN", help="A run's id, a unique prefix of it, or `latest`.", autocompletion=known_runs),
 ]
 RunOrDump = Annotated[str, typer.Argument(metavar="RUN_OR_DUMP", help="A run, or a file or folder of rollouts.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="The result as one JSON object.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Maps = Annotated[
     list[str] | None,
-    typer.Option("--map", metavar="ROLE=KEY", help="The meaning of a key of a file, e.g. reward=score, group=uid."),
+    typer.Option("--map", metavar="ROLE=KEY", help="Map a role to a key of the file, e.g. reward=score, group=uid."),
 ]
 Importers = Annotated[
-    list[str] | None, typer.Option("--importer", metavar="FILE.py", help="A format of your own (docs/importing.md).")
+    list[str] | None, typer.Option("--importer", metavar="FILE.py", help="Your own importer (docs/importing.md).")
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="One value over the configuration, e.g. training.max_steps=50."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override one value of the configuration, e.g. training.max_steps=50."
+    ),
 ]
 
 
@@ -95,5 +97,5 @@ def run_module(module: str, *arguments: str, code: ExitCode = ExitCode.FAILED) -
     command = [sys.executable, "-P", "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        fail((done.stderr.strip().splitlines() or ["no reason was given"])[-1], code)
+        fail((done.stderr.strip().splitlines() or ["the process failed without a message"])[-1], code)
     return done.stdout

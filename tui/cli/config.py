@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Show or check a configuration.", no_args_is_help=True, rich_markup_mode=None)
 
 ConfigArgument = Annotated[
-    str | None, typer.Argument(metavar="[CONFIG]", help="A YAML file or a preset's name; without it, the default.")
+    str | None,
+    typer.Argument(metavar="[CONFIG]", help="A YAML file or a preset's name. Without it, all defaults apply."),
 ]
 
 
@@ -62,7 +63,7 @@ def chosen_lines(
             value = "" if choice.value is None else f" {choice.value}"
             by_reason.setdefault(choice.why, []).append(key + value)
     lines = [f"  {', '.join(values)} ({reason})" for reason, values in by_reason.items()]
-    head = [f"chosen for {settings.model.base} (what you set wins):"] if lines else []
+    head = [f"chosen for {settings.model.base} (your own settings take precedence):"] if lines else []
     return [*head, *lines, *(f"unusual: {warning}" for warning in unusual(settings.model, settings.training))]
 
 
@@ -89,11 +90,11 @@ def show(config: ConfigArgument = None, set_: SetOption = None) -> None:
 
 @app.command()
 def check(config: ConfigArgument = None, set_: SetOption = None) -> None:
-    """Check a configuration. Every problem is one line with file, line, key and the right form."""
+    """Check a configuration. Prints one line per problem, with file, line, key and the correct form."""
     from ...engine.launch.trainer import INSTALL, missing
 
     loaded = load(config, set_, paths=True)
-    unread = f"; the environment was not loaded, that takes {INSTALL}" if missing() else ""
+    unread = f"; the environment was not loaded, which needs {INSTALL}" if missing() else ""
     if not unread:
         try:
             ask("grpo_tui.envs.loading", loaded)
@@ -101,7 +102,7 @@ def check(config: ConfigArgument = None, set_: SetOption = None) -> None:
             fail(f"environment.class_path: {error}", ExitCode.USAGE)
     name = config or "the default configuration"
     about = f"mode {loaded.mode}, model {loaded.model.base}, environment {loaded.environment.class_path}"
-    say(f"{name}: good ({about}){unread}")
+    say(f"{name}: valid ({about}){unread}")
 
 
 @app.command()

@@ -37,14 +37,14 @@ def doctor(
     ] = None,
     server: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="Check whether this server can make rollouts. May be given several times."),
+        typer.Option(metavar="URL", help="Check whether this server can make rollouts. Can be repeated."),
     ] = None,
     queue: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Check whether a Redis server can keep the queue of online runs: its URL, or the environment variable "
-            "that holds it.",
+            help="Check whether a Redis server can keep the queue of online runs. Give its URL, or the environment "
+            "variable that holds it.",
         ),
     ] = None,
     set_: SetOption = None,
@@ -59,13 +59,13 @@ def doctor(
         from ...engine.launch.redis_server import check_redis
 
         url = queue if "://" in queue else os.environ.get(queue, "")
-        _tell(check_redis(url), "the queue of online runs can be kept there")
+        _tell(check_redis(url), "this server can keep the queue of online runs")
         return
     if model is not None:
         _memory(model, set_)
         return
 
-    _tell(_findings(home), "everything that training needs is here")
+    _tell(_findings(home), "everything for training is available")
 
 
 def _tell(findings: Iterable[Fact], nothing_missing: str) -> None:
@@ -76,7 +76,7 @@ def _tell(findings: Iterable[Fact], nothing_missing: str) -> None:
         say(f"{mark} {finding.text}" + (f"; {finding.cure}" if finding.cure else ""))
         missing += finding.state == "missing"
     if missing:
-        say(f"{missing} thing{'s' if missing > 1 else ''} missing")
+        say(f"{missing} requirement{'s' if missing > 1 else ''} missing")
         raise typer.Exit(ExitCode.FAILED)
     say(nothing_missing)
 
@@ -87,7 +87,7 @@ def _servers(urls: Sequence[str], set_: list[str] | None) -> None:
 
     key = os.environ.get(load(None, set_).rollouts.api_key_env)
     facts = (fact for url in urls for fact in check_server(url, key))
-    _tell(facts, "rollouts can be made on them")
+    _tell(facts, "ready for rollouts")
 
 
 def _memory(model: str, set_: list[str] | None) -> None:
@@ -99,7 +99,7 @@ def _memory(model: str, set_: list[str] | None) -> None:
     source, options = (preset, {}) if preset in presets() else (None, {"model.base": ("--model", model)})
     config = load(source, set_, options=options)
     answer = ask("grpo_tui.engine.policy.memory", config)
-    say(f"to train {config.model.base} (nothing is downloaded but its config):")
+    say(f"to train {config.model.base} (only its config is downloaded):")
     for line in [*answer.splitlines(), *chosen_lines(config, source, set_, options)]:
         say(line)
 
@@ -151,7 +151,9 @@ def packages() -> Iterator[Fact]:
         elif needed:
             yield Fact("good", f"{name} {version}")
             if name == "transformers" and not SpecifierSet(">=5.23").contains(version, prereleases=True):
-                yield Fact("note", "policies that see need transformers 5.23", "pip install 'transformers>=5.23'")
+                yield Fact(
+                    "note", "policies that read images need transformers 5.23", "pip install 'transformers>=5.23'"
+                )
     for extra, names in absent.items():
         if extra not in (TRAIN, "test"):
             yield Fact("note", f"optional {', '.join(names)} not installed", f"pip install 'grpo-tui[{extra}]'")
@@ -203,8 +205,8 @@ def devices() -> Iterator[Fact]:
     if found["mps"]:
         yield Fact("note", "the GPU of Apple silicon is not used by default", "--set model.device=mps")
     if not found["gpus"] and not found["mps"]:
-        hint = "" if found["cuda"] is None else " (this torch is built for CUDA, but no device answers: see nvidia-smi)"
-        yield Fact("note", f"no GPU{hint}", "the built-in tiny policy trains on a CPU, larger models need one")
+        hint = "" if found["cuda"] is None else " (torch is built for CUDA but finds no device: see nvidia-smi)"
+        yield Fact("note", f"no GPU{hint}", "the built-in tiny policy trains on a CPU, larger models need a GPU")
 
 
 def disk(home: Path) -> Fact:
@@ -219,14 +221,14 @@ def disk(home: Path) -> Fact:
         advice = "while a run is active, open it on the machine that trains, or set GRPO_TUI_HOME to a local folder"
         return Fact("note", f"runs in {home} are on a network file system ({kind})", advice)
     if free < LOW_DISK_GIB:
-        return Fact("note", f"only {free:.1f} GiB free for runs in {home}", "free some, or set GRPO_TUI_HOME")
+        return Fact("note", f"only {free:.1f} GiB free for runs in {home}", "free some space, or set GRPO_TUI_HOME")
     return Fact("good", f"runs in {home}, {free:.0f} GiB free")
 
 
 def terminal() -> Iterator[Fact]:
     """Yield the abilities of the terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        yield Fact("note", "no terminal here", "`train` prints plain lines; `inspect RUN --json` is for scripts")
+        yield Fact("note", "no terminal", "`train` prints plain lines, and scripts can use `inspect RUN --json`")
         return
     columns, rows = shutil.get_terminal_size()
     through = [n for n, k in (("tmux", "TMUX"), ("ssh", "SSH_CONNECTION")) if os.environ.get(k)]
@@ -235,10 +237,14 @@ def terminal() -> Iterator[Fact]:
     yield Fact("good", f"terminal {name}{via}, {columns} × {rows}")
     if columns < 80 or rows < 24:
         yield Fact(
-            "note", f"the app is made for 80 × 24 and more, here are {columns} × {rows}", "make the window larger"
+            "note",
+            f"the app is designed for 80 × 24 or more, this terminal has {columns} × {rows}",
+            "enlarge the window",
         )
     if "utf" not in (sys.stdout.encoding or "").lower():
-        yield Fact("note", f"text goes out as {sys.stdout.encoding}", "set LC_ALL=C.UTF-8 for lines and blocks")
+        yield Fact(
+            "note", f"the output encoding is {sys.stdout.encoding}", "set LC_ALL=C.UTF-8 to display lines and blocks"
+        )
     if os.environ.get("NO_COLOR"):
         yield Fact("good", "NO_COLOR is set: no colours")
     elif os.environ.get("COLORTERM") in ("truecolor", "24bit"):
@@ -247,7 +253,7 @@ def terminal() -> Iterator[Fact]:
         advice = (
             "`set -as terminal-features ',*:RGB'` in tmux.conf"
             if "tmux" in through
-            else "set COLORTERM=truecolor if it can more"
+            else "set COLORTERM=truecolor if the terminal supports more"
         )
         yield Fact("note", "256 colours or fewer", advice)
     from textual_image.renderable import Image
@@ -265,11 +271,11 @@ def services() -> Iterator[Fact]:
     with suppress(OSError):
         kept = (Path.home() / ".netrc").read_bytes()
     if os.environ.get("WANDB_API_KEY") or b"api.wandb.ai" in kept:
-        yield Fact("good", "wandb has a key")
+        yield Fact("good", "wandb has an API key")
     else:
-        yield Fact("note", "wandb has no key", "`wandb login`, or logging.wandb: offline")
+        yield Fact("note", "wandb has no API key", "`wandb login`, or logging.wandb: offline")
     with suppress(ImportError):
         from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 
         offline = " (HF_HUB_OFFLINE is set)" if HF_HUB_OFFLINE else ""
-        yield Fact("good", f"models from the hub are kept in {HF_HUB_CACHE}{offline}")
+        yield Fact("good", f"models from the hub are cached in {HF_HUB_CACHE}{offline}")

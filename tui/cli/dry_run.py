@@ -28,7 +28,7 @@ def dry_run(config: RunConfig) -> int:
     command."""
     with tempfile.TemporaryDirectory(prefix="grpo-tui-dry-run-", ignore_cleanup_errors=True) as folder:
         run = start_run(small(config, Path(folder)), runs_dir=Path(folder))
-        say(f"dry run: {ROLLOUTS} rollouts of one prompt of {run.environment} with {run.model}; nothing of it is kept")
+        say(f"dry run: {ROLLOUTS} rollouts of one prompt of {run.environment} with {run.model}; nothing is kept")
         try:
             with signals():
                 while (ended := look(Path(run.path))).active:
@@ -62,7 +62,7 @@ def _tell(reader: RunReader, config: RunConfig) -> None:
 
     rows = [row for row in reader.rollouts.page(limit=ROLLOUTS) if row.split == "train"]
     if not rows:
-        fail("the dry run recorded no rollout; its log is gone with it: start the run itself to see why")
+        fail("the dry run recorded no rollout and kept no log. Start the run itself to see the reason")
     tokens = reader.bodies.tokens(rows[0].n)
     if tokens is not None:
         first = next((i for i, written in enumerate(tokens.agent_mask) if written), len(tokens.token_ids))
@@ -89,11 +89,11 @@ def cost(measured: Mapping[str, float], config: RunConfig) -> list[str]:
     lines = [
         f"these {ROLLOUTS} rollouts: {measured.get(metric.TOKENS_PER_ROLLOUT, 0):.0f} tokens each, {parts or '0 s'}",
         f"a step of {training.prompts_per_step} × {training.num_generations} rollouts takes at most "
-        f"{sum(seconds.values()) * size / ROLLOUTS:.1f} s like these (rollouts that run together take less)",
+        f"{sum(seconds.values()) * size / ROLLOUTS:.1f} s at this speed (less if rollouts run together)",
     ]
     used = [
         f"{measured[name] / 1024:.1f} GiB of {where}"
-        for name, where in ((metric.MEMORY_GPU, "GPU memory at its peak"), (metric.MEMORY_RSS, "main memory"))
+        for name, where in ((metric.MEMORY_GPU, "peak GPU memory"), (metric.MEMORY_RSS, "main memory"))
         if name in measured
     ]
     if used:

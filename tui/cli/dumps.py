@@ -91,9 +91,7 @@ def dump_notes(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"… {summary['skipped_in_all'] - 5:,} more were skipped")
     low = (summary.get("coverage") or {}).get("low") or {}
     for name, share in list(low.items())[:5]:
-        lines.append(
-            f"{name}: {share:.0%} of the measured words reached a message; the rest has a shape not known here"
-        )
+        lines.append(f"{name}: {share:.0%} of the measured words reached a message; the rest has an unknown form")
     for name, reasons in summary["not_recorded"].items():
         if reasons:
             lines.append(f"not in {name}: " + "; ".join(f"{what} ({reason})" for what, reason in reasons.items()))

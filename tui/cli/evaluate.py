@@ -29,41 +29,45 @@ SHOWN_FLIPS = 10
 
 
 def evaluate(
-    subjects: Annotated[list[str], typer.Argument(metavar="SUBJECT…", help="Policies; the first is the baseline.")],
-    model: Annotated[str | None, typer.Option(help="The model of an endpoint named by its URL.")] = None,
+    subjects: Annotated[list[str], typer.Argument(metavar="SUBJECT…", help="Policies. The first is the baseline.")],
+    model: Annotated[str | None, typer.Option(help="Name of the model, for an endpoint given as a URL.")] = None,
     api_key_env: Annotated[
-        str | None, typer.Option(help="Environment variable with the endpoint's key. Default: OPENAI_API_KEY.")
+        str | None, typer.Option(help="Environment variable with the endpoint's API key. Default: OPENAI_API_KEY.")
     ] = None,
     config: Annotated[str | None, typer.Option(help="Configuration with tasks and rewards.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Tasks from a dataset, as in train.")] = None,
     reward: Annotated[list[str] | None, typer.Option(help="Reward functions, as in train.")] = None,
     tasks: Annotated[int | None, typer.Option(min=1, help="Number of held-out tasks.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Rollouts of each task.")] = 1,
+    samples: Annotated[int, typer.Option(min=1, help="Rollouts per task.")] = 1,
     temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="0 is greedy. Default: 0, or 1 with --samples > 1.")
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Sampling temperature; 0 is greedy. Default: 0, or 1 with --samples > 1.",
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of tasks and sampling.")] = None,
     set_: SetOption = None,
-    json_: Annotated[bool, typer.Option("--json", help="Results as one JSON object.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")] = False,
     fail_under: Annotated[
-        float | None, typer.Option(min=0, help="Exit 1 if the last success rate (0 to 1) is lower.")
+        float | None, typer.Option(min=0, help="Exit with 1 if the last success rate (0 to 1) is lower.")
     ] = None,
     regression: Annotated[
         float | None,
         typer.Option(
             metavar="POINTS",
-            help="Exit 1 if the last is worse than the first by more than so many percentage points (95 % confidence).",
+            help="Exit with 1 if the last is worse than the first by more than this many percentage points (95 %).",
         ),
     ] = None,
     *,
     home: Home,
 ) -> None:
-    """Evaluate policies on held-out tasks, with intervals; compare several task by task.
+    """Evaluate policies on held-out tasks, with intervals, and compare several task by task.
 
     A SUBJECT is a run (its final adapters), RUN@STEP (a checkpoint), RUN@base (the policy it started from), a folder of
-    adapters or of a model, a hub id, or an endpoint with OpenAI's API (URL@NAME, or URL with --model). Tasks and
-    rewards are those of the first run, unless --config or --dataset name others. Each evaluation is a run of its own
-    that can be inspected; one that was stopped continues, and one that exists is not repeated.
+    adapters or of a model, a hub id, or an endpoint with the OpenAI API (URL@NAME, or URL with --model). Tasks and
+    rewards come from the first run, unless --config or --dataset set others. Each evaluation is recorded as a separate
+    run. A stopped evaluation continues, and a finished one is not repeated.
     """
     from ...configs.sections.model import ENDPOINT
     from ...engine.evaluation.results import compare, read_evaluation
@@ -71,7 +75,7 @@ def evaluate(
 
     found = [find_subject(text, home, model) for text in subjects]
     if (model or api_key_env) and not any(s.name.startswith(ENDPOINT) for s in found):
-        fail("--model and --api-key-env are for an endpoint, such as http://127.0.0.1:8000/v1", ExitCode.USAGE)
+        fail("--model and --api-key-env need an endpoint, such as http://127.0.0.1:8000/v1", ExitCode.USAGE)
     base = _base_config(found, config, dataset, reward, set_)
     if base is not None and api_key_env is not None:
         base.evaluation.api_key_env = api_key_env
@@ -91,7 +95,7 @@ def _judge(
     """End the command with 1 if the last policy is below a limit."""
     last = results[-1].success
     if fail_under is not None and (last is None or last.estimate < fail_under):
-        fail(f"the success of {results[-1].name} is {'not known' if last is None else f'below {fail_under:g}'}")
+        fail(f"the success rate of {results[-1].name} is {'not known' if last is None else f'below {fail_under:g}'}")
     if regression is not None and compared:
         change = compared[-1].success or compared[-1].reward
         if change.interval.high < -regression / 100:
@@ -140,7 +144,7 @@ def _base_config(
     first = next((s for s in found if s.folder is not None), None)
     if not (config or dataset):
         if first is None or first.folder is None:
-            fail("which tasks? Name a run, --config, or --dataset with --reward", ExitCode.USAGE)
+            fail("no tasks: give a run, --config, or --dataset with --reward", ExitCode.USAGE)
         return load(str(first.folder / CONFIG_FILE), set_, options=own(None, None, reward))
     if first is not None and first.run is not None:
         model = first.run.model.base
@@ -247,4 +251,6 @@ def _show(results: list[Evaluation], compared: list[Comparison]) -> None:
             places = f"{a.path.name} --at {i} · {b.path.name} --at {j}"
             prompt = literal(" ".join(a.tasks[n].prompt.split())[-50:])
             console.print(Text(f"    {'+' if n in c.gained else MINUS} task {n}: {prompt}  ({places})"))
-    console.print(Text("\nIntervals are 95 %, over tasks. Open one: grpo-tui inspect " + results[-1].path.name))
+    console.print(
+        Text("\nIntervals are 95 %, over tasks. Open an evaluation: grpo-tui inspect " + results[-1].path.name)
+    )

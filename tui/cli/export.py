@@ -32,13 +32,17 @@ def export(
     run: RunReference,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The file or folder to write; else RUN.jsonl, … here. -: a pipe."),
+        typer.Option(
+            metavar="FILE", help="The file or folder to write. Default: RUN.jsonl, … here. - writes to a pipe."
+        ),
     ] = None,
-    format_: Annotated[Format, typer.Option("--format", help="The format, see above.")] = Format.jsonl,
-    filter_: Annotated[str | None, typer.Option("--filter", metavar="EXPR", help="Only those that match.")] = None,
+    format_: Annotated[Format, typer.Option("--format", help="The format (see above).")] = Format.jsonl,
+    filter_: Annotated[
+        str | None, typer.Option("--filter", metavar="EXPR", help="Export only matching trajectories.")
+    ] = None,
     best: Annotated[
         bool,
-        typer.Option("--best-of-group", help="The match with the highest reward in each group."),
+        typer.Option("--best-of-group", help="Export only the match with the highest reward in each group."),
     ] = False,
     maps: Maps = None,
     importers: Importers = None,
@@ -47,12 +51,12 @@ def export(
 ) -> None:
     """Write the trajectories of a run, or of a dump of another framework, with their rewards, to a file.
 
-    jsonl, parquet: everything. messages: conversations as `sft.data` of `--mode sft` takes them. openai, sharegpt:
-    conversations with calls of tools, for SFT, such as those of --filter 'reward>0.9' --best-of-group. dpo: the best
-    and the worst rollout of each group, as TRL's DPOTrainer takes them. inspect: a log of inspect-ai. atif, sts: a
-    folder with a file for each rollout, ATIF or sessions of the trace viewer of the Hugging Face Hub.
+    jsonl, parquet: everything. messages: conversations for `sft.data` of `--mode sft`. openai, sharegpt: conversations
+    with tool calls, for SFT, for example with --filter 'reward>0.9' --best-of-group. dpo: the best and the worst
+    rollout of each group, for TRL's DPOTrainer. inspect: a log of inspect-ai. atif, sts: a folder with one file per
+    rollout, as ATIF or as sessions of the trace viewer of the Hugging Face Hub.
 
-    Numbers that were not recorded are null; an advantage computed from the rewards of the group is in `recomputed`.
+    Unrecorded numbers are null. `recomputed` holds an advantage that was computed from the rewards of the group.
     """
     from ..exporting.formats import FORMATS
 
@@ -60,15 +64,15 @@ def export(
     if out == Path("-"):
         return _print(chosen, run_or_dump(run, home, maps, importers), filter_ or "", best)
     if out is not None and not out.parent.is_dir():
-        fail(f"--out: there is no folder {out.parent}; make it first", ExitCode.USAGE)
+        fail(f"--out: there is no folder {out.parent}; create it first", ExitCode.USAGE)
     info = run_or_dump(run, home, maps, importers)
     named = out is not None
     out = out or Path(f"{Path(info.id).name}.{chosen.suffix}")
     if out.exists() and not (out.is_file() or out.is_dir()):
-        fail(f"--out: {out} is no file; --out - writes to a pipe", ExitCode.USAGE)
+        fail(f"--out: {out} is not a file; --out - writes to a pipe", ExitCode.USAGE)
     if out.exists() and (chosen.folder or out.is_dir() or not named):
-        other = "name another" if chosen.folder else "name another file with --out, or this one to replace it"
-        fail(f"{out} is there already; {other}", ExitCode.USAGE)
+        other = "choose another" if chosen.folder else "choose another file with --out, or --out this one to replace it"
+        fail(f"{out} already exists; {other}", ExitCode.USAGE)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with opened(info) as reader:
@@ -85,7 +89,7 @@ def export(
 
 def _print(chosen: ExportFormat, info: RunInfo, filter_: str, best: bool) -> None:
     if chosen.folder:
-        fail("--out -: this format is a folder of files; name a folder", ExitCode.USAGE)
+        fail("--out -: this format writes a folder; give a folder", ExitCode.USAGE)
     if sys.stdout.isatty():  # texts of a model may hold codes for the terminal
         fail("--out - is for a pipe or a file; `grpo-tui inspect` shows trajectories in a terminal", ExitCode.USAGE)
     with tempfile.TemporaryDirectory() as folder, opened(info) as reader:

@@ -39,7 +39,7 @@ PHASE_EVERY_S = 10.0
 COLUMNS = {
     "sft": (
         ("loss", metric.LOSS),
-        ("tokens right", metric.TOKEN_ACCURACY),
+        ("token accuracy", metric.TOKEN_ACCURACY),
         ("held-out", metric.SUCCESS_GREEDY),
         ("s/step", metric.STEP_SECONDS),
     ),
@@ -111,12 +111,12 @@ def follow(run: RunInfo, *, out: Callable[[str], None] = say) -> int:
             warn(f"not waiting; run {run.id} may still be saving. See: grpo-tui runs")
             return asked.exit_code
         progress.print_new(last=True)
-        out(f"run {run.id} {info.status} at step {info.step}; go on with: {run.resume_command}")
+        out(f"run {run.id} {info.status} at step {info.step}; resume with: {run.resume_command}")
         return asked.exit_code
     finally:
         progress.reader.close()
     if left := wait_until_gone(Path(run.path)):
-        warn(f"the process {left[0]!r} of run {run.id} still lives; grpo-tui stop {run.id} ends it")
+        warn(f"the process {left[0]!r} of run {run.id} is still running; grpo-tui stop {run.id} ends it")
     tell_end(info, out)
     return ExitCode.OK if info.status in ("finished", "stopped") else ExitCode.FAILED
 
@@ -134,7 +134,7 @@ def tell_end(run: RunInfo, out: Callable[[str], None] = say) -> None:
         out(f"inspect: grpo-tui inspect {run.id} · {_next_command(run)}")
         return
     out(f"run {run.id} {run.status} at step {run.step}{took}")
-    again = f" · go on: {run.resume_command}" if run.status == "stopped" else ""
+    again = f" · resume: {run.resume_command}" if run.status == "stopped" else ""
     out(f"inspect: grpo-tui inspect {run.id}{again}")
 
 
@@ -169,10 +169,10 @@ def _saved(run: RunInfo) -> Path | None:
 def _next_command(run: RunInfo) -> str:
     """Return the command to type after a crash: resume from a checkpoint, or start again with the configuration."""
     if run.mode in ("online", "eval"):
-        return f"go on: {run.resume_command}"
+        return f"resume: {run.resume_command}"
     if checkpoints(checkpoint_folder(Path(run.path))):
-        return f"go on from its last checkpoint: grpo-tui train --resume {run.id}"
-    return f"it has no checkpoint; begin again: grpo-tui train {quote(f'{run.path}/{CONFIG_FILE}')}"
+        return f"resume from its last checkpoint: grpo-tui train --resume {run.id}"
+    return f"it has no checkpoint; start again: grpo-tui train {quote(f'{run.path}/{CONFIG_FILE}')}"
 
 
 class _Progress:
@@ -204,7 +204,7 @@ class _Progress:
                     self.process = psutil.Process(info.pid)
             if not info.active and not (self.path / RUN_FILE).exists() and self._alive():
                 self.lost = True
-                warn(f"! the folder of run {info.id} is gone; training goes on without a record")
+                warn(f"! the folder of run {info.id} is gone; training continues without a record")
                 return None
             self.total = info.total_steps or self.total
             trouble = info.facts.get("trouble")

@@ -26,18 +26,19 @@ Hardware = StrEnum("Hardware", ["cpu", "gpu"])
 
 
 def init(
-    model: Annotated[str | None, typer.Option(help="A hub id, a folder, or builtin:tiny.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="A file, a saved dataset or a hub id.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model: a hub id, a folder, or builtin:tiny.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="The data: a file, a saved dataset or a hub id.")] = None,
     reward: Annotated[
-        str | None, typer.Option(metavar="FUNCTION", help="A function of yours (file.py:name); else one is written.")
+        str | None,
+        typer.Option(metavar="FUNCTION", help="Your reward function (file.py:name). Default: rewards.py is written."),
     ] = None,
-    hardware: Annotated[Hardware | None, typer.Option(help="cpu or gpu.")] = None,
-    check: Annotated[bool, typer.Option("--check/--no-check", help="Try it on two rollouts at the end.")] = True,
-    force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
+    hardware: Annotated[Hardware | None, typer.Option(help="Train on cpu or gpu.")] = None,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Try the result on two rollouts.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Start a project: four questions, then a configuration and reward functions to edit.
+    """Start a project: ask four questions, then write a configuration and reward functions to edit.
 
-    Writes grpo.yaml and (unless you name a function of yours) rewards.py into this folder, and tries both on two
+    Writes grpo.yaml and, unless you give your own function, rewards.py to this folder, and tries both on two
     rollouts.
     """
     _check_free(CONFIG, force)
@@ -52,7 +53,7 @@ def init(
     if reward is None:
         answer = next((c for c in ANSWERS if c in columns), None)
         REWARDS.write_text(reward_file(answer), encoding="utf-8")
-        say(f"wrote {REWARDS}: the score of an answer, for you to edit")
+        say(f"wrote {REWARDS}: it scores an answer, edit it to your needs")
         rewards = {f"{REWARDS}:{'quality' if answer is None else 'accuracy'}": 1.0}
     CONFIG.write_text(config_file(model, dataset, rewards, hardware), encoding="utf-8")
     say(f"wrote {CONFIG}")
@@ -62,12 +63,12 @@ def init(
         if code := dry_run(load(str(CONFIG), None, paths=True)):
             raise typer.Exit(code)
     say()
-    say(f"train: grpo-tui train {CONFIG} · look at the data: grpo-tui data show {CONFIG}")
+    say(f"train: grpo-tui train {CONFIG} · show the data: grpo-tui data show {CONFIG}")
 
 
 def _check_free(path: Path, force: bool) -> None:
     if path.exists() and not force:
-        fail(f"there is a {path} here already; --force writes over it", ExitCode.USAGE)
+        fail(f"{path} already exists here; --force overwrites it", ExitCode.USAGE)
 
 
 def _ask(
@@ -77,14 +78,14 @@ def _ask(
     gpu = Hardware.gpu if shutil.which("nvidia-smi") else Hardware.cpu
     if not on_terminal():
         if dataset is None:
-            fail("without a terminal no question can be asked: give --dataset (and --model, --reward)", ExitCode.USAGE)
+            fail("init cannot ask questions without a terminal: give --dataset (and --model, --reward)", ExitCode.USAGE)
         return model or MODEL, dataset, reward, hardware or gpu
     if model is None:
-        model = typer.prompt("1 of 4 · which model (a hub id or a folder)", default=MODEL)
+        model = typer.prompt("1 of 4 · model (a hub id or a folder)", default=MODEL)
     if dataset is None:
-        dataset = typer.prompt("2 of 4 · which data (a file, a saved dataset or a hub id)")
+        dataset = typer.prompt("2 of 4 · data (a file, a saved dataset or a hub id)")
     if reward is None:
-        answer = typer.prompt("3 of 4 · your reward function (file.py:name; empty: one is written)", default="")
+        answer = typer.prompt("3 of 4 · reward function (file.py:name; empty: write rewards.py)", default="")
         reward = answer.strip() or None
     if hardware is None:
         hardware = Hardware(typer.prompt("4 of 4 · cpu or gpu", default=gpu.value, type=Hardware))
@@ -98,7 +99,7 @@ def reward_file(answer: str | None) -> str:
 
 
 def quality(completions, **kwargs):
-    """No column of the data holds right answers: score completions here. For now, short ones are good."""
+    """The data has no column of correct answers: score completions here. So far, shorter is better."""
     scores = []
     for completion in completions:
         text = completion[-1]["content"]
@@ -106,19 +107,19 @@ def quality(completions, **kwargs):
     return scores
 '''
     return f'''"""Reward functions: they get the completions of a step as lists of messages and the columns of the data
-by name, and return scores. A pair of a score and a sentence is explained on screen; None: it does not apply."""
+by name, and return scores. A score can come with a sentence, which the app shows. None: it does not apply."""
 
 import re
 
 
 def last_answer(text):
-    """The last number of a text, or without numbers its last line."""
+    """The last number of a text, or its last line if it has no numbers."""
     numbers = re.findall(r"-?\\d[\\d,]*(?:\\.\\d+)?", text)
     return numbers[-1].replace(",", "") if numbers else text.strip().splitlines()[-1].lower() if text.strip() else ""
 
 
 def accuracy(completions, {answer}, **kwargs):
-    """1 where the completion ends in the right answer."""
+    """1 if the completion ends in the correct answer."""
     scores = []
     for completion, right in zip(completions, {answer}):
         said, wanted = last_answer(completion[-1]["content"]), last_answer(str(right))
@@ -131,8 +132,8 @@ def config_file(model: str, dataset: str, rewards: Mapping[str, float], hardware
     """Return the configuration, with the next settings to look at in comments. All other values follow from the
     model."""
     text = partial(json.dumps, ensure_ascii=False)  # a JSON string is a YAML string, whatever stands in it
-    return f"""# Made by `grpo-tui init`. Learning rate, lengths, batch and precision follow from the model, and a value
-# in this file wins. Every key with its value and meaning: `grpo-tui config show grpo.yaml`.
+    return f"""# Made by `grpo-tui init`. Learning rate, lengths, batch and precision follow from the model. Values in
+# this file override them. Every key with its value and meaning: `grpo-tui config show grpo.yaml`.
 mode: rft
 
 model:
@@ -148,7 +149,7 @@ data:
   # prompt_template: "{{question}} End with only the answer."
 
 environment:
-  # Functions with TRL's signature and their weights; the first also says what counts as a success.
+  # Functions with TRL's signature, and their weights. The first also defines success.
   reward_funcs:
     {", ".join(f"{text(path)}: {weight}" for path, weight in rewards.items())}
 """

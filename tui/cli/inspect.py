@@ -29,25 +29,23 @@ EVENTS_SHOWN = 200
 
 def inspect(
     run: RunReference,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text; one object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text, one object per line.")] = False,
     trajectory: Annotated[
-        str | None, typer.Option(metavar="ID", help="One trajectory, whole: its id or its number.")
+        str | None, typer.Option(metavar="ID", help="Print one whole trajectory, by id or number.")
     ] = None,
     filter_: Annotated[
         str | None,
-        typer.Option(
-            "--filter", metavar="EXPR", help="The trajectories that match, e.g. 'reward<0.2 and not correct'."
-        ),
+        typer.Option("--filter", metavar="EXPR", help="Show matching trajectories, e.g. 'reward<0.2 and not correct'."),
     ] = None,
     search: Annotated[str | None, typer.Option(metavar="TEXT", help="Full-text search.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many with --filter.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="List at most this many trajectories.")] = None,
     at: Annotated[
-        str | None, typer.Option(metavar="N/STEP", help="Open the app there: a number or id, and its step.")
+        str | None, typer.Option(metavar="N/STEP", help="Open the app at a rollout (number or id) and step.")
     ] = None,
     text: Annotated[
         bool, typer.Option("--text", help="With --at: print the rollout, or that step, as the stepper renders it.")
     ] = False,
-    live: Annotated[bool, typer.Option("--live", help="Open the app on the dashboard.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Open the app at the dashboard.")] = False,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page for sharing (.html), or a picture (.svg).")
     ] = None,
@@ -59,15 +57,15 @@ def inspect(
     *,
     home: Home,
 ) -> None:
-    """Look into a run, running or finished: the app on a terminal, else a summary.
+    """Inspect a running or finished run, in the app on a terminal, otherwise as a summary.
 
-    In place of a run, a file or folder of rollouts that another framework wrote: TRL, verl, verifiers, prime-rl,
-    inspect-ai and others, recognised by their content (docs/importing.md). A run or such a file may be on another
-    machine: s3://…, hf://…, ssh://HOST/FOLDER, https://….
+    RUN can also be a file or folder of rollouts from another framework: TRL, verl, verifiers, prime-rl, inspect-ai and
+    others, recognised by content (docs/importing.md). Runs and files can be on another machine: s3://…, hf://…,
+    ssh://HOST/FOLDER, https://….
 
     --at, --live and --filter set where the app opens. --json, --trajectory, --limit and --report print or write plain
     data instead, and so does --filter without a terminal. --at N --text prints rollout N as the stepper renders it.
-    A page of --report can be filtered and stepped through without a server. --filter and --search choose its rollouts,
+    A --report page can be filtered and stepped through without a server. --filter and --search choose its rollouts,
     and --against adds a second run.
     """
     options = InspectOptions(as_json, trajectory, filter_, search, limit, at, text, live, report, against)
@@ -124,15 +122,15 @@ class InspectOptions:
         """End the command where options exclude each other."""
         opens = self.at is not None or self.live
         if self.text and (self.at is None or self.as_json):
-            fail("--text prints one rollout: name it with --at, and give no --json", ExitCode.USAGE)
+            fail("--text prints one rollout: give it with --at, and leave --json out", ExitCode.USAGE)
         if opens and self.plain and not self.text:
-            fail("--at and --live open the app: they need a terminal, and no option that prints", ExitCode.USAGE)
+            fail("--at and --live open the app: they need a terminal and no option that prints", ExitCode.USAGE)
         ways = (self.trajectory is not None, self.listing, self.report is not None, self.at is not None, self.live)
         if sum(ways) > 1:
             wrong = "--trajectory, --filter (with --search), --report, --at and --live exclude each other; give one"
             fail(wrong, ExitCode.USAGE)
         if self.against is not None and self.report is None:
-            fail("--against belongs to --report; to compare in the app, mark two runs in the list", ExitCode.USAGE)
+            fail("--against needs --report; to compare in the app, mark two runs in the list", ExitCode.USAGE)
 
     def open_dump(self, path: str, maps: list[str] | None, importers: list[str] | None) -> RunInfo:
         """Open a dump as a run, with a full-text index if these options search in texts, and print its notes."""
@@ -212,11 +210,11 @@ def _print_summary(reader: RunReader, info: RunInfo) -> None:
     name = argument_of(info)
     step, count = step_text(info), f"{reader.rollouts.total():,} trajectories"
     if dump:
-        where = f"up to step {step}" if step != "–" else "of no step"
+        where = f"up to step {step}" if step != "–" else "without steps"
         say(f"dump {quote(str(dump))}: {info.environment}, {count} {where}")
         means = ", ".join(f"{k} {number(v)}" for k, v in (info.facts.get("means") or {}).items())
         if means:
-            say(f"means over all: {means}")
+            say(f"means of all rollouts: {means}")
     else:
         place = mask_text(address_of(Path(info.path)) or info.path)
         say(f"run {name}: {info.status} at step {step}, mode {info.mode or 'not recorded'}, in {place}")
@@ -229,7 +227,7 @@ def _print_summary(reader: RunReader, info: RunInfo) -> None:
         say(f"  {f'step {event.step}: ' if event.step or not dump else ''}{event.message}")
     if not reader.rollouts.total():
         return
-    what, shown = ("all of them", "''") if dump else ("steps and penalties", "'penalties>0'")
+    what, shown = ("all rollouts", "''") if dump else ("penalised rollouts", "'penalties>0'")
     say(f"{what}: grpo-tui inspect {name} --filter {shown}, then --trajectory ID")
 
 
@@ -248,7 +246,7 @@ def _print_one(reader: RunReader, info: RunInfo, reference: str, *, as_json: boo
     try:
         rollout = read_whole(reader, reference)
     except LookupError as error:
-        fail(f"{error}; ids are listed by `grpo-tui inspect {argument_of(info)} --filter ''`", ExitCode.NOT_FOUND)
+        fail(f"{error}; list the ids with `grpo-tui inspect {argument_of(info)} --filter ''`", ExitCode.NOT_FOUND)
     if as_json:
         say(json_line(trajectory_data(rollout)))
         return

@@ -18,7 +18,7 @@ _UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
 
 HELP = """Run and inspect GRPO training of tool-using agents.
 
-Without a command: the list of runs, in the terminal app.
+Without a command, it opens the list of runs in the terminal app.
 
 Exit codes: 0 done · 1 the run or the command failed · 2 wrong options or configuration · 3 no such run or
 trajectory · 130 interrupted by Ctrl-C, 143 by SIGTERM (the run saves first).
@@ -45,7 +45,7 @@ def _version(requested: bool) -> None:
 def start(
     context: typer.Context,
     runs_dir: Annotated[
-        Path | None, typer.Option(help="Where runs live; else $GRPO_TUI_HOME/runs, else ./runs.")
+        Path | None, typer.Option(help="Folder of the runs. Default: $GRPO_TUI_HOME/runs, else ./runs.")
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")

@@ -14,7 +14,8 @@ from .dumps import run_or_dump
 
 def mcp(
     dumps: Annotated[
-        list[str] | None, typer.Argument(metavar="[DUMP…]", help="Dumps of other frameworks that may be read, too.")
+        list[str] | None,
+        typer.Argument(metavar="[DUMP…]", help="Dumps of other frameworks that the agent can also read."),
     ] = None,
     http: Annotated[int | None, typer.Option(metavar="PORT", min=1, max=65535, help="Serve HTTP on 127.0.0.1.")] = None,
     allow_notes: Annotated[bool, typer.Option("--allow-notes", help="Let the agent write notes on rollouts.")] = False,
@@ -24,8 +25,9 @@ def mcp(
 ) -> None:
     """Serve the runs to a coding agent (Model Context Protocol), over standard input and output.
 
-    An agent lists runs, reads findings and rollouts, and asks how a reward and an advantage came about. Answers are
-    bounded, and recorded text is marked as untrusted. Only the runs of --runs-dir and the named dumps can be read.
+    An agent can list runs, read findings and rollouts, and ask how a reward and an advantage were computed. Answers
+    have a size limit, and recorded text is marked as untrusted. The agent can only read the runs of --runs-dir and the
+    given dumps.
     """
     if skill:
         print((Path(__file__).parents[1] / "agent_tools" / "SKILL.md").read_text(encoding="utf-8"))

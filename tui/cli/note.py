@@ -15,17 +15,17 @@ def note(
     reference: RunOrDump,
     trajectory: Annotated[str | None, typer.Argument(metavar="[ID]", help="The trajectory: its id or number.")] = None,
     text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="One line; without it the note is shown.")
+        str | None, typer.Argument(metavar="[TEXT]", help="One line. Without it, the note is printed.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One note a line, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one note per line, as JSON.")] = False,
     *,
     home: Home,
 ) -> None:
     """Put a note on a trajectory, or list the notes of a run or a dump.
 
-    Words that begin with # are labels: grpo-tui note RUN ID "#hack it copied the answer". An empty text removes it.
-    Notes are kept in the run's folder (of a dump: in ~/.local/share/grpo-tui/notes), are exported, and can be asked
-    for: --filter 'label:hack', --filter 'note:copied'.
+    Words that begin with # are labels: grpo-tui note RUN ID "#hack it copied the answer". An empty text removes the
+    note. Notes are stored in the run's folder (for a dump, in ~/.local/share/grpo-tui/notes) and exported. Find them
+    with --filter 'label:hack' or --filter 'note:copied'.
     """
 
     info = run_or_dump(reference, home)

@@ -21,18 +21,21 @@ def online(
     reward: RewardOption = None,
     set_: SetOption = None,
     requests: Annotated[
-        str | None, typer.Option(metavar="FILE", help="JSON lines with requests; - is standard input, answers go out.")
+        str | None,
+        typer.Option(
+            metavar="FILE", help="JSON lines with requests. - reads standard input and answers on standard output."
+        ),
     ] = None,
     serve: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="OpenAI-style /v1/chat/completions over HTTP.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve the OpenAI API (/v1/chat/completions) over HTTP.")
     ] = None,
     run_id: RunIdOption = None,
     headless: HeadlessOption = False,
-    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run.")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Resume a run.")] = None,
     *,
     home: Home,
 ) -> None:
-    """Serve answers and learn from them while serving: an inference engine and an update worker.
+    """Serve answers and learn from them at the same time, with an inference engine and an update worker.
 
     Requests come from the configuration's environment, from a JSONL file or standard input (--requests FILE or -), or
     over HTTP (--serve HOST:PORT).
@@ -45,8 +48,8 @@ def online(
     options = own(model, dataset, reward)
     if resume is not None and (run_id is not None or config is not None or options):
         fail(
-            "--resume goes on with a run under its own id and configuration; leave --run-id, CONFIG, --model, "
-            "--dataset and --reward out",
+            "--resume keeps the run's id and configuration; leave --run-id, CONFIG, --model, --dataset and --reward "
+            "out",
             ExitCode.USAGE,
         )
     old = find_run(home, resume) if resume is not None else None

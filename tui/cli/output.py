@@ -106,7 +106,7 @@ def ended_by(error: BaseException) -> int:
         warn(f"{error.filename} cannot be used: {error.strerror}")
         return ExitCode.FAILED
     if str(error) == "Could not determine home directory.":  # as pathlib says
-        warn("a path begins with ~ and the name of no user: write the whole path, or ./~ for a file of such a name")
+        warn("a path begins with ~ and an unknown user name: write the whole path, or ./~ for a file of that name")
         return ExitCode.USAGE
     import tempfile
     import traceback
@@ -115,9 +115,9 @@ def ended_by(error: BaseException) -> int:
     try:
         with tempfile.NamedTemporaryFile("w", prefix="grpo-tui-", suffix=".log", delete=False) as file:
             traceback.print_exception(error, file=file)
-        warn(f"{summary}; this is a fault in grpo-tui, its details are in {file.name}")
+        warn(f"{summary}; this is a bug in grpo-tui, details are in {file.name}")
     except OSError:
-        warn(f"{summary}; this is a fault in grpo-tui")
+        warn(f"{summary}; this is a bug in grpo-tui")
     return ExitCode.FAILED
 
 

@@ -27,9 +27,9 @@ def play(
     *,
     home: Home,
 ) -> None:
-    """Play tasks by hand, in place of the policy, and see the rewards that the policy would get.
+    """Play tasks by hand instead of the policy, and see the rewards that the policy would get.
 
-    A turn is a call such as LOOK(x=1), several of them, or plain words. The rollouts are recorded as a run. `grpo-tui
+    A turn is a call such as LOOK(x=1), several calls, or plain text. The rollouts are recorded as a run. `grpo-tui
     export RUN --format messages` writes them as demonstrations for --mode sft.
 
     Without a terminal, each line of standard input is a turn, or one of /model, /again, /next and /quit.
@@ -79,7 +79,7 @@ def play_in_lines(game: Play) -> None:
             if not event.over:
                 continue
             say()
-            say("the model's own continuation")
+            say("the model's continuation")
             for line in rollout_lines(event.record, event.step):
                 say(line)
         else:

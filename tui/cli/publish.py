@@ -22,36 +22,38 @@ SubjectArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run, or R
 
 def merge(
     reference: SubjectArgument,
-    to: Annotated[Path | None, typer.Option(help="The new folder; else next to the adapters.")] = None,
+    to: Annotated[Path | None, typer.Option(help="The new folder. Default: next to the adapters.")] = None,
     *,
     home: Home,
 ) -> None:
     """Merge the adapters of a run into their base model, for plain transformers and inference servers.
 
-    The model has the number format of the base model's files.
+    The merged model keeps the number format of the base model's files.
     """
     from ...engine.launch import LaunchError
     from ...engine.launch.trainer import require
 
     subject, run, weights = _found(reference, home)
     if not subject.is_adapters:
-        fail(f"{reference} trained all weights, so there is nothing to merge: {weights} is a model")
+        fail(f"{reference} trained all weights, so there is nothing to merge: {weights} is already a full model")
     folder = (to or weights.with_name(f"{weights.name}-merged")).expanduser()
     if folder.exists():
-        fail(f"{folder} exists already: choose another folder with --to", ExitCode.USAGE)
+        fail(f"{folder} already exists: choose another folder with --to", ExitCode.USAGE)
     try:
         require("merging")
     except LaunchError as error:
         fail(str(error))
     run_module("grpo_tui.engine.training.merge", str(run), str(weights), str(folder))
-    say(f"{folder} is the merged model")
+    say(f"wrote the merged model to {folder}")
 
 
 def push(
     reference: SubjectArgument,
-    repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository, made where there is none.")],
+    repository: Annotated[
+        str, typer.Argument(metavar="ORG/NAME", help="The repository. It is created if it does not exist.")
+    ],
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    merged: Annotated[Path | None, typer.Option(help="Push this folder of `merge` instead.")] = None,
+    merged: Annotated[Path | None, typer.Option(help="Push this folder, written by `merge`, instead.")] = None,
     *,
     home: Home,
 ) -> None:
@@ -63,14 +65,14 @@ def push(
     from ...engine.evaluation.card import model_card
 
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        fail(f"{repository} is no name of a repository: write ORG/NAME", ExitCode.USAGE)
+        fail(f"{repository} is not a repository name: write ORG/NAME", ExitCode.USAGE)
     _, run, weights = _found(reference, home)
     folder = weights if merged is None else merged.expanduser()
     if not any((folder / name).is_file() for name in ("adapter_config.json", "config.json")):
         fail(f"{folder} holds neither adapters nor a model", ExitCode.USAGE)
     token = os.environ.get("HF_TOKEN")
     if not token:
-        fail("HF_TOKEN is not set: make a token with write access, and put it into this variable", ExitCode.USAGE)
+        fail("HF_TOKEN is not set: create a token with write access and store it in this variable", ExitCode.USAGE)
     try:
         from huggingface_hub import CommitOperationAdd, HfApi
     except ImportError:
@@ -99,7 +101,7 @@ def _found(reference: str, home: Path) -> tuple[Subject, Path, Path]:
 
     subject = find_subject(reference, home)
     if subject.folder is None or subject.weights is None:
-        fail(f"{reference} names no trained policy: name a training run, or RUN@STEP", ExitCode.USAGE)
+        fail(f"{reference} is not a trained policy: give a training run or RUN@STEP", ExitCode.USAGE)
     return subject, subject.folder, Path(subject.weights)
 
 
@@ -110,4 +112,4 @@ def _warn_of_base(folder: Path) -> None:
     except (OSError, ValueError, KeyError):
         return
     if Path(str(base)).is_dir():
-        warn("the base model of these adapters is a folder of this machine: others need its hub id, or push --merged")
+        warn("the base model of these adapters is a local folder: others need its hub id, or push --merged")

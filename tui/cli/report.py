@@ -33,10 +33,11 @@ def write_report(home: Path, runs: Sequence[RunInfo], out: Path, query: Query) -
         fail(f"--report: {out} must end in .html or .svg", ExitCode.USAGE)
     if kind == ".svg" and (len(runs) > 1 or not query.everything):
         fail(
-            f"--report: {out} is the dashboard of one run; --against, --filter and --search need .html", ExitCode.USAGE
+            f"--report: {out} shows the dashboard of one run; --against, --filter and --search need .html",
+            ExitCode.USAGE,
         )
     if not out.parent.is_dir():
-        fail(f"--report: there is no folder {out.parent}; make it first", ExitCode.USAGE)
+        fail(f"--report: there is no folder {out.parent}; create it first", ExitCode.USAGE)
     picture = draw(home, runs[0]) if len(runs) == 1 or kind == ".svg" else ""
     text = picture if kind == ".svg" else page(runs, picture, query)
     try:
@@ -127,10 +128,10 @@ def _of_run(run: RunInfo, reader: RunReader) -> str:
             )
             for f, step in ((each.finding, each.step) for each in found)
         ]
-        tables += _table(f"Findings of {run.id}", ("severity", "step", "what", "what helps", "trajectories"), rows)
+        tables += _table(f"Findings of {run.id}", ("severity", "step", "message", "suggestion", "trajectories"), rows)
     if events:
         rows = [(e.step, e.kind, e.message) for e in events]
-        tables += _table(f"Events of {run.id}", ("step", "kind", "what"), rows)
+        tables += _table(f"Events of {run.id}", ("step", "kind", "message"), rows)
     return tables
 
 

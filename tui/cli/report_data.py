@@ -39,7 +39,7 @@ def page_data(readers: Sequence[RunReader], names: Sequence[str], query: Query) 
         contents.append(f"{len(rows):,} of {matching} rollouts" + (f" of {literal(name)}" if len(names) > 1 else ""))
     matched = f" that match {literal(query.filter)}" if query.filter else ""
     spread = (
-        f"This page holds {' and '.join(contents)}{matched}, spread evenly. Texts are cut after {TEXT:,} characters."
+        f"This page holds {' and '.join(contents)}{matched}, evenly spaced. Texts are cut after {TEXT:,} characters."
     )
     rest = orjson.dumps({"runs": [literal(n) for n in names], "curves": curves(readers), "held": spread})
     data = rest[:-1] + b',"rollouts":[' + b",".join(rollouts) + b"]}"

@@ -36,7 +36,7 @@ def rescore(
     *,
     home: Home,
 ) -> None:
-    """Compute the rewards and advantages of a recorded training with other weights, penalties or reward functions.
+    """Recompute the rewards and advantages of a training with other weights, penalties or reward functions.
 
     Prints the advantages that change sign, by component and group. The result is exact for the recorded rollouts. It
     does not predict later rollouts, which another policy would have sampled.
@@ -46,9 +46,7 @@ def rescore(
 
     info = find_run(home, reference)
     if info.mode != "rft":
-        fail(
-            f"{info.id} has mode {info.mode}; only trainings by reinforcement (rft) can be scored again", ExitCode.USAGE
-        )
+        fail(f"{info.id} has mode {info.mode}; only runs of mode rft can be rescored", ExitCode.USAGE)
     new = load(str(Path(info.path) / CONFIG_FILE), set_, options=own(None, None, reward))
     try:
         old = read_config(info.path)

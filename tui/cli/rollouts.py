@@ -14,7 +14,7 @@ import typer
 from .common import ExitCode, SetOption, fail, say
 
 app = typer.Typer(
-    help="Servers that write the turns of rollouts (rollouts.engine: vllm).",
+    help="Run inference servers for rollouts (rollouts.engine: vllm).",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -22,20 +22,20 @@ app = typer.Typer(
 
 @app.callback()
 def rollouts() -> None:
-    """Servers that write the turns of rollouts."""
+    """Run inference servers for rollouts."""
 
 
 @app.command("serve")
 def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a folder, a preset or a configuration.")],
-    gpus: Annotated[str, typer.Option(metavar="0,1", help="A server for each of these GPUs.")] = "",
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="So many GPUs share a server.")] = 1,
-    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The first server's port; the next ones follow.")] = 8000,
-    only_print: Annotated[bool, typer.Option("--print", help="Print the commands and run nothing.")] = False,
+    gpus: Annotated[str, typer.Option(metavar="0,1", help="The GPUs to use, by default one server each.")] = "",
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs per server.")] = 1,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The first server's port. The others follow.")] = 8000,
+    only_print: Annotated[bool, typer.Option("--print", help="Print the commands without running them.")] = False,
     set_: SetOption = None,
 ) -> None:
-    """Print and run the `vllm serve` commands that rollouts need. The command ends with them."""
+    """Print and run the `vllm serve` commands that rollouts need. If one server ends, all end."""
     from ...configs.loading import presets
     from ...engine.launch.outcome import safe_path
     from ...engine.launch.rollout_servers import serve_commands
@@ -51,10 +51,10 @@ def serve(
         options["model.base"] = ("MODEL", model)
     config = load(model if known else None, set_, options=options)
     if config.model.lora is None:
-        fail("model.lora is null: servers get adapters only; give it r, alpha, …", ExitCode.USAGE)
+        fail("model.lora is null, but servers need adapters: set r, alpha, … of model.lora", ExitCode.USAGE)
     gpu_ids = [g.strip() for g in gpus.split(",") if g.strip()]
     if len(gpu_ids) % tensor_parallel:
-        fail(f"--gpus names {len(gpu_ids)}, which --tensor-parallel {tensor_parallel} does not divide", ExitCode.USAGE)
+        fail(f"--gpus has {len(gpu_ids)} GPUs, not a multiple of --tensor-parallel {tensor_parallel}", ExitCode.USAGE)
     commands = serve_commands(config, gpu_ids, host, port, tensor_parallel)
     for command in commands:
         say(shlex.join([*(f"{k}={v}" for k, v in command.variables.items()), *command.arguments]))
@@ -63,7 +63,7 @@ def serve(
     if only_print:
         return
     if shutil.which("vllm") is None:
-        fail("vllm is not installed here; in an environment of its own: pip install 'vllm>=0.32'")
+        fail("vllm is not installed; in a separate environment: pip install 'vllm>=0.32'")
     key = os.environ.get(config.rollouts.api_key_env)
     secret = {"VLLM_API_KEY": key} if key else {}
     environment = {**os.environ, **safe_path(), **secret}

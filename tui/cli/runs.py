@@ -18,7 +18,7 @@ from .common import ExitCode, Home, RunReference, fail, known_runs, on_terminal,
 
 
 def runs(
-    as_json: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     *,
     home: Home,
 ) -> None:
@@ -31,11 +31,11 @@ def runs(
 def stop(
     run: RunReference,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the run to save.")] = 120.0,
-    force: Annotated[bool, typer.Option("--force", help="Kill what still runs after the timeout.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Kill processes that still run after the timeout.")] = False,
     *,
     home: Home,
 ) -> None:
-    """Let a run save and stop."""
+    """Save and stop a run."""
 
     info = find_run(home, run)
     left = living(Path(info.path))
@@ -43,7 +43,7 @@ def stop(
         say(f"run {info.id} is not running ({info.status} at step {info.step})")
         return
     if not info.active:
-        say(f"run {info.id} has {info.status}; its other processes are told to end: {', '.join(left)}")
+        say(f"run {info.id} has {info.status}; stopping its other processes: {', '.join(left)}")
     try:
         after = stop_run(info, timeout=timeout, force=force)
     except LaunchError as error:
@@ -51,9 +51,9 @@ def stop(
     still = living(Path(info.path))
     if after.active or still:
         what = f"run {info.id}" if after.active else f"the process {still[0]!r} of run {info.id}"
-        fail(f"{what} has not stopped after {timeout:g} s; it still saves, or give a longer --timeout, or --force")
+        fail(f"{what} has not stopped after {timeout:g} s and may still be saving; give a longer --timeout, or --force")
     say(f"run {after.id} {after.status} at step {after.step}")
-    say(f"go on with: {after.resume_command}")
+    say(f"resume with: {after.resume_command}")
 
 
 def repair(run: RunReference, *, home: Home) -> None:
@@ -63,18 +63,18 @@ def repair(run: RunReference, *, home: Home) -> None:
     info = find_run(home, run)
     path = Path(info.path)
     if info.active or living(path):
-        fail(f"run {info.id} is {info.status}: stop it before its record is repaired")
+        fail(f"run {info.id} is {info.status}: stop it before you repair its record")
     problem = damage(path)
-    say(problem or "the pages of the record are whole; it is written again from its trajectories")
+    say(problem or "the record has no damaged pages; rebuilding it from its trajectories")
     try:
         done = repaired(path)
     except RecordError as error:
-        fail(f"nothing can be saved: {error}; to begin a new record, move that file away and call repair again")
+        fail(f"nothing can be saved: {error}; to start a new record, move that file away and run repair again")
     except (OSError, sqlite3.Error) as error:
         fail(f"the new record cannot be written: {getattr(error, 'strerror', None) or error}")
     lost = done.expected - done.saved
     say(
-        f"saved {done.saved:,} of {done.expected:,} trajectories, {done.metrics:,} values of metrics and "
+        f"saved {done.saved:,} of {done.expected:,} trajectories, {done.metrics:,} metric values and "
         f"{done.events:,} events" + (f"; {lost:,} trajectories are lost" if lost else "")
     )
     if done.kept is not None:
@@ -84,14 +84,14 @@ def repair(run: RunReference, *, home: Home) -> None:
 def live(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="A run's id, or a unique beginning of it.", autocompletion=known_runs),
+        typer.Argument(metavar="[RUN]", help="A run's id, or a unique prefix of it.", autocompletion=known_runs),
     ] = None,
     *,
     home: Home,
 ) -> None:
-    """Open the dashboard of the active run; of several, the newest.
+    """Open the dashboard of the newest active run.
 
-    With RUN, open the dashboard of that run, active or ended. Any terminal will do, also over ssh.
+    With RUN, open the dashboard of that run, active or ended. It works in any terminal, also over ssh.
     """
 
     if not on_terminal():
@@ -106,7 +106,7 @@ def live(
         info = next((r for r in runs if r.active), None)
         if info is None:
             last = f"; the newest run has ended: grpo-tui inspect {runs[0].id}" if runs else ""
-            fail(f"nothing is being recorded in {home}{last}", ExitCode.NOT_FOUND)
+            fail(f"no run is active in {home}{last}", ExitCode.NOT_FOUND)
     from .app import open_run
 
     open_run(home, info, Live(Path(info.path)))

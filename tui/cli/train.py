@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 QUICK_STEPS, QUICK_TASKS = 8, 8
 """How far `--quick` goes at most."""
-ModelOption = Annotated[str | None, typer.Option("--model", help="A hub id or a folder: model.base.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="The model: a hub id or a folder (model.base).")]
 DatasetOption = Annotated[
-    str | None, typer.Option("--dataset", help="A file, a saved dataset or a hub id: data.source.")
+    str | None, typer.Option("--dataset", help="The data: a file, a saved dataset or a hub id (data.source).")
 ]
 RewardOption = Annotated[
     list[str] | None,
@@ -31,46 +31,47 @@ RewardOption = Annotated[
         "--reward",
         metavar="FUNCTION[:WEIGHT]",
         help="A reward function with TRL's signature, such as rewards.py:accuracy or "
-        "trl.rewards.think_format_reward:0.2; may be given several times.",
+        "trl.rewards.think_format_reward:0.2. Can be repeated.",
     ),
 ]
-RunIdOption = Annotated[str | None, typer.Option(help="The new run's id; else one is made.")]
-HeadlessOption = Annotated[bool, typer.Option("--headless", help="Print lines, even on a terminal.")]
+RunIdOption = Annotated[str | None, typer.Option(help="Id of the new run. Default: a generated id.")]
+HeadlessOption = Annotated[bool, typer.Option("--headless", help="Print plain lines, even on a terminal.")]
 AccelerateOption = Annotated[
     Path | None,
-    typer.Option(help="Your own accelerate config, of several GPUs or machines (neither FSDP nor DeepSpeed)."),
+    typer.Option(help="Your own accelerate config for several GPUs or machines (without FSDP and DeepSpeed)."),
 ]
 Mode = StrEnum("Mode", ["sft", "rft"])
 
 
 def train(
     config: ConfigArgument = None,
-    mode: Annotated[Mode | None, typer.Option(help="sft or rft; else that of the configuration.")] = None,
+    mode: Annotated[Mode | None, typer.Option(help="sft or rft. Default: the mode of the configuration.")] = None,
     model: ModelOption = None,
     dataset: DatasetOption = None,
     reward: RewardOption = None,
     set_: SetOption = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Try the configuration on two rollouts, print the result, keep nothing."),
+        typer.Option("--dry-run", help="Try the configuration on two rollouts and print the result. Nothing is kept."),
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help=f"See that it works: {QUICK_STEPS} steps, and {QUICK_TASKS} held-out tasks.")
+        bool,
+        typer.Option(
+            "--quick", help=f"Run a short test: at most {QUICK_STEPS} steps and {QUICK_TASKS} held-out tasks."
+        ),
     ] = False,
     run_id: RunIdOption = None,
     headless: HeadlessOption = False,
-    resume: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Go on with a run from its last checkpoint.")
-    ] = None,
+    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Resume a run from its last checkpoint.")] = None,
     seeds: Annotated[
         int, typer.Option(min=1, help="Train with this many seeds, one run after another, and print the mean.")
     ] = 1,
-    num_processes: Annotated[int, typer.Option(min=1, help="Training processes (accelerate launch).")] = 1,
+    num_processes: Annotated[int, typer.Option(min=1, help="Number of training processes (accelerate launch).")] = 1,
     accelerate_config: AccelerateOption = None,
     *,
     home: Home,
 ) -> None:
-    """Train: supervised (--mode sft) or with reinforcement (--mode rft), and watch it live.
+    """Train a policy, supervised (--mode sft) or by reinforcement (--mode rft), and watch it live.
 
     The run continues when you leave the live view or close the terminal. `grpo-tui stop RUN` saves and stops it.
     Without a terminal, or with --headless, progress is printed as lines and Ctrl-C saves and stops the run.
@@ -78,7 +79,7 @@ def train(
     from ...engine.launch.start import start_run
 
     if accelerate_config is not None and not accelerate_config.is_file():
-        wrong = f"there is no file {accelerate_config}; make one with `accelerate config`"
+        wrong = f"there is no file {accelerate_config}; create one with `accelerate config`"
         fail(f"--accelerate-config: {wrong}", ExitCode.USAGE)
     old = None
     if resume is not None:
@@ -118,12 +119,12 @@ def _recorded(
     from ...engine.launch.find import find_run
 
     if run_id is not None:
-        fail("--resume goes on with a run under its own id; leave --run-id out", ExitCode.USAGE)
+        fail("--resume keeps the run's id; leave --run-id out", ExitCode.USAGE)
     if seeds > 1:
-        fail("--seeds goes on with stopped runs by itself; leave --resume out", ExitCode.USAGE)
+        fail("--seeds resumes stopped runs itself; leave --resume out", ExitCode.USAGE)
     wrong = next((name for name, value in arguments.items() if value is not None), None)
     if wrong is not None:
-        fail(f"--resume uses the run's own configuration; leave {wrong} out (--set may change values)", ExitCode.USAGE)
+        fail(f"--resume uses the run's own configuration; leave {wrong} out (--set can change values)", ExitCode.USAGE)
     old = find_run(home, resume)
     settings = load(str(Path(old.path) / "config.yaml"), set_)
     _refuse_modes(settings, "online")
@@ -149,7 +150,7 @@ def _dry_run(settings: RunConfig, old: RunInfo | None) -> int:
     from .dry_run import dry_run
 
     if old is not None or settings.mode != "rft":
-        fail("--dry-run tries a new run of `--mode rft`; leave --resume and --mode out", ExitCode.USAGE)
+        fail("--dry-run needs a new run of mode rft; leave --resume out and use --mode rft", ExitCode.USAGE)
     return dry_run(settings)
 
 
@@ -189,13 +190,13 @@ def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:
         folder = adapters_dir(section.output_dir, Path(run.path).name)
         if folder.is_dir():
             say(
-                f"run {run.id} has made all its {total} steps, and its adapters are in {folder}; "
-                f"for more steps: grpo-tui train --resume {run.id} --set {key}.max_steps={2 * total}"
+                f"run {run.id} has finished all {total} steps. Its adapters are in {folder}. "
+                f"For more steps: grpo-tui train --resume {run.id} --set {key}.max_steps={2 * total}"
             )
             raise typer.Exit(ExitCode.OK)
     elif run.step > 0 and not run.active and not checkpoints(checkpoint_folder(Path(run.path))):
         fail(
-            f"run {run.id} has no checkpoint to go on from; what it recorded stays as it is. A new run with the same "
+            f"run {run.id} has no checkpoint to resume from. Its record stays unchanged. For a new run with the same "
             f"configuration: grpo-tui train {quote(f'{run.path}/config.yaml')}"
         )
 

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 def web(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="A run or a dump; else the list of runs.", autocompletion=known_runs),
+        typer.Argument(metavar="[RUN]", help="A run or a dump. Default: the list of runs.", autocompletion=known_runs),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port. 0 chooses a free one.")] = 0,
     *,
     home: Home,
 ) -> None:
     """Show the app in a browser, on 127.0.0.1 only.
 
-    The printed address holds a token. A request without it is refused (403). Each tab has an app of its own,
-    which ends with the tab. On another machine: ssh -L PORT:127.0.0.1:PORT.
+    The printed address contains a token. A request without it is refused (403). Each tab runs its own app, which ends
+    with the tab. From another machine, use ssh -L PORT:127.0.0.1:PORT.
     """
     if find_spec("textual_serve") is None:
         fail("grpo-tui web needs the package textual-serve: pip install 'grpo-tui[web]'")
@@ -60,7 +60,7 @@ def _server(command: str, port: int) -> Any:
     }
 
     async def refused(request: Request) -> StreamResponse:
-        raise http.HTTPForbidden(text="open the address that grpo-tui web printed: it holds a token\n")
+        raise http.HTTPForbidden(text="open the address that grpo-tui web printed, including its token\n")
 
     async def add_headers(request: Request, response: StreamResponse) -> None:
         response.headers.update(headers)
@@ -78,6 +78,6 @@ def _server(command: str, port: int) -> Any:
 
         async def on_startup(self, app: Application) -> None:
             say(f"{address}/{token}/")
-            say("Ctrl+C ends it and its apps")
+            say("Ctrl+C stops the server and its apps")
 
     return TokenServer(command, HOST, port, "grpo-tui", address)

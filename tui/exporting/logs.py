@@ -146,7 +146,7 @@ def _inspect_call(call: Mapping[str, Any]) -> dict[str, object]:
     try:
         arguments = json.loads(function["arguments"])
     except ValueError:
-        return {**converted, "arguments": {"text": function["arguments"]}, "parse_error": "the arguments are no JSON"}
+        return {**converted, "arguments": {"text": function["arguments"]}, "parse_error": "the arguments are not JSON"}
     return {**converted, "arguments": arguments if isinstance(arguments, dict) else {"value": arguments}}
 
 

@@ -185,7 +185,7 @@ def test_an_endpoint_that_is_gone_in_the_middle_leaves_an_evaluation_that_contin
     arguments = (f"{server.url}@calc", "--tasks", "100", "--set", "evaluation.tries=1")
     server.refuse = lambda body, number: (500, {}, "out of memory") if number > 190 else None
     done = command(folder, *arguments, "--config", "calculator.yaml", "--json")
-    assert done.returncode == 1 and "500" in done.stderr and "go on: grpo-tui eval eval-calc" in done.stderr, (
+    assert done.returncode == 1 and "500" in done.stderr and "resume: grpo-tui eval eval-calc" in done.stderr, (
         done.stderr
     )
     server.refuse = lambda body, number: None

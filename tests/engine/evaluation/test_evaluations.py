@@ -98,7 +98,7 @@ def test_gates_end_with_exit_code_1(world: Path) -> None:
     [
         (("nothing-of-this-name",), 3, "no run"),
         (("mine@77",), 2, "it has 0, 1, 2"),
-        (("model",), 2, "which tasks?"),
+        (("model",), 2, "no tasks:"),
         (("mine", "--dataset", "none.jsonl"), 2, "none.jsonl"),
     ],
 )

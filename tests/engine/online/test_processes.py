@@ -126,9 +126,7 @@ def test_resuming_names_what_blocks_and_stop_ends_it(leftover: Any, monkeypatch:
     command = [sys.executable, "-m", "grpo_tui.tui.cli", "stop", "one", "--runs-dir", str(run_dir.parent)]
     done = subprocess.run([*command, "--timeout", "20"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert (
-        "its other processes are told to end: worker" in done.stdout and "grpo-tui online --resume one" in done.stdout
-    )
+    assert "stopping its other processes: worker" in done.stdout and "grpo-tui online --resume one" in done.stdout
     assert worker.wait(10) == -signal.SIGTERM
     assert [r.id for r in list_runs(run_dir.parent)] == ["one"]
 

@@ -50,7 +50,7 @@ def wrong(dump: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tupl
 )
 def test_real_files_raise_no_alarm(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     found, text = wrong(PEERS / name, capsys)
-    assert found == [] and text.splitlines()[-1].endswith("numbers computed again, 0 wrong")
+    assert found == [] and text.splitlines()[-1].endswith("numbers recomputed, 0 wrong")
 
 
 def changed(dump: Path, file: str, line: int, change: Callable[[dict[str, Any]], None]) -> None:
@@ -169,7 +169,7 @@ def test_the_formula_of_a_dump_is_found_or_declared(
 
 def test_an_unknown_formula_ends_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert grpo_tui(["check", str(PEERS / "generic/groups.jsonl"), "--recompute", "--formula", "grop"]) == 2
-    assert "--formula grop is unknown; right would be one of grpo, dr_grpo, rloo" in capsys.readouterr().err
+    assert "--formula grop is unknown; use one of grpo, dr_grpo, rloo" in capsys.readouterr().err
 
 
 def test_a_recorded_loop_is_computed_again_and_its_wrong_numbers_are_named(
