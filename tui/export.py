@@ -66,7 +66,7 @@ def open_outside(app: App[object], text: str, variable: str, name: str) -> None:
             with app.suspend():
                 subprocess.run([*command, path], check=False)
     except SuspendNotSupported:
-        app.notify("A browser cannot open another program; e writes a file.", severity="warning", markup=False)
+        app.notify("The browser cannot open programs. Press e to write a file.", severity="warning", markup=False)
     except OSError as error:
         app.notify(f"{command[0]} could not be started: {error}", severity="error", markup=False)
     finally:

@@ -65,7 +65,7 @@ async def test_a_rating_is_learnt_and_the_version_that_learnt_it_answers(served:
         await driver.press("b")
         await until(driver, "version 0 (base)")
         await driver.press("1")
-        await until(driver, "which learnt from it")
+        await until(driver, "trained on this feedback")
 
 
 async def test_a_correction_is_accepted_and_the_inbox_offers_what_has_no_feedback(served: Path) -> None:
@@ -78,7 +78,7 @@ async def test_a_correction_is_accepted_and_the_inbox_offers_what_has_no_feedbac
         await driver.press("e", "ctrl+u")  # the prompt holds the answer, which is noise of this policy
         await driver.type("green")
         await driver.press("enter")
-        await until(driver, "feedback accepted", "learnt by update")
+        await until(driver, "feedback accepted", "learned in update")
     async with running(served.parent, Further(served, "Chat")) as driver:
         await driver.press("i")
         assert "red" in await until(driver, "certainty")
@@ -94,7 +94,7 @@ async def test_a_chat_goes_on_after_a_failure_and_asks_only_for_outcomes_that_wi
     def write(self: ChatClient, model: str, messages: list[dict[str, str]], on_text: Any) -> dict[str, Any]:
         talks.append([m["content"] for m in messages])
         if len(talks) == 1:
-            raise ServerProblem("the answer broke off")
+            raise ServerProblem("the answer was cut off")
         on_text("it is red")
         return {"id": f"chatcmpl-{len(talks)}-a", "policy_version": 0}
 
@@ -185,10 +185,10 @@ async def test_chat_with_a_checkpoint_of_a_finished_run(trained: Path) -> None:
             await until(driver, "run trained has no")
             await driver.press("a", "3")
             await driver.pilot.press("enter")
-            await until(driver, "the policy is being loaded…")
+            await until(driver, "loading the policy…")
             assert driver.view == "chat" and "trained@3" in driver.text and "inbox" not in driver.text
             server = driver.screen.reads.path
-            assert "being loaded" in await driver.press("enter"), "no question before there is somebody to answer"
+            assert "loading the policy" in await driver.press("enter"), "no question before there is somebody to answer"
             for _ in range(3):  # of a minute: the server imports torch
                 with suppress(AssertionError):
                     await until(driver, "enter writes a message")
@@ -227,4 +227,4 @@ async def test_a_dump_and_an_evaluation_have_no_policy(trained: Path) -> None:
     (trained / "run.json").write_text(json.dumps({"id": "trained", "mode": "eval"}))
     async with running(trained.parent, Live(trained)) as driver:
         await driver.press("a")
-        assert "Only trainings of this program have policies" in driver.text
+        assert "You can only chat with policies" in driver.text

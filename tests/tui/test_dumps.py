@@ -169,7 +169,7 @@ async def test_what_the_trainer_computed_of_each_token_is_shown(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = open_dump(PEERS / "prime-rl" / "since-2026-09", whole=True).folder
     async with running(tmp_path / "runs", Stepper(folder, 1)) as app:
-        assert "tokens by who wrote it" in await app.press("t")
+        assert "tokens by author" in await app.press("t")
         assert "tokens by log-prob" in await app.press("t")
         assert "tokens by advantage" in await app.press("t")
         assert "tokens by trainer's log-prob" in await app.press("t")
@@ -194,7 +194,7 @@ async def test_the_dashboard_of_a_dump_shows_what_is_there_and_says_what_is_not(
         assert f"{mean:.2f}" in next(line for line in text.splitlines() if "format" in line)
         assert "not recorded" in text and "c saves one" not in text
         assert "x stop" not in text and "checkpoint " not in text.splitlines()[-1]
-        assert "what helps:" in await app.click("NaN or infinity", 2)
+        assert "suggestion:" in await app.click("NaN or infinity", 2)
 
 
 async def test_dumps_of_two_frameworks_are_compared_by_their_means(

@@ -78,7 +78,7 @@ async def test_an_alert_opens_its_evidence(run: Path) -> None:
         assert "→ 5 trajectories" in app.text
         await app.click("reward rises, success does not", 3)
         assert app.view == "live" and "enter opens 5 trajectories" in app.text, "the first click tells it in full"
-        assert "what helps:" in app.text
+        assert "suggestion:" in app.text
         await app.click("reward rises, success does not", 3)
         assert app.view == "trajectories" and "1 of 5" in app.text
         await app.press("escape")
@@ -243,7 +243,7 @@ async def test_pausing_is_told_taken_back_and_answered(own_runs: Path) -> None:
         text = await app.press("space")
         assert "pauses after this step" in text.splitlines()[0] and "space don't pause" in text
         text = await app.press("space")
-        assert "Taken back" in text and "pauses after" not in text.splitlines()[0] and "space pause" in text
+        assert "Undone" in text and "pauses after" not in text.splitlines()[0] and "space pause" in text
         assert run.answer("running") == [], "nothing is asked of the run any more"
         await app.press("space")
         assert run.answer("paused") == ["pause"]
@@ -358,7 +358,7 @@ async def test_a_run_that_has_not_begun_says_so(tmp_path: Path) -> None:
     run.mkdir(parents=True)
     (run / "run.json").write_text(json.dumps({"id": "fresh", "mode": "rft"}))
     async with running(run.parent, Live(run)) as app:
-        assert "with the first step" not in app.text, "no panel that has nothing to show"
+        assert "after the first step" not in app.text, "no panel that has nothing to show"
         await app.press("m", "M", "w", "plus", "minus", "h", "j", "tab", "e", "o")
         assert "This run has no log yet." in app.text
 

@@ -156,7 +156,7 @@ async def test_help_shows_all_of_its_sections_on_a_small_screen(run: Path) -> No
         for _ in range(12):
             seen.append(await app.press("pagedown"))
         shown = "\n".join(seen)
-        for part in ("Filters", "parentheses, or, not", "Signs", "o opens the whole text"):
+        for part in ("Filters", "parentheses, or, not", "Signs", "o opens all of it"):
             assert part in shown, part
         assert "more lines" not in seen[-1]
 

@@ -104,7 +104,7 @@ def test_the_terms_of_several_components_come_to_the_advantage(columns: list[lis
 def test_a_formula_that_is_not_the_advantage_beside_it_is_no_equation(value: float, trained: float) -> None:
     terms = (AdvantageTerm(value, 0.0, None, 4, 1.0, "goal"), AdvantageTerm(0.0, 0.0, 0.5, 4, 0.1, "penalty"))
     (said,) = equation(AdvantageFormula("group", "group", 1e-4, (terms,)), 0, trained)
-    assert said.startswith("The loss was given another" if trained else "Filtered out, its group carries no signal")
+    assert said.startswith("The loss used a different" if trained else "The group has no signal and was filtered out")
 
 
 @pytest.mark.parametrize(("scaled", "shift", "known"), [(True, 0.0, True), (False, 0.0, True), (True, 0.01, False)])
@@ -123,7 +123,7 @@ def test_without_a_recorded_formula_a_form_is_named_only_where_it_fits_all(
     formula = formula_of(mine, group)
     assert (formula is not None) == known
     assert formula is None or formula.advantage(0) == pytest.approx(group[0].advantage)
-    assert equation(None, 0, record.advantage) == ["How it was computed was not recorded."]
+    assert equation(None, 0, record.advantage) == ["The formula was not recorded."]
 
 
 SERVED = Served(
@@ -147,7 +147,7 @@ async def test_the_vote_and_each_update_are_told_at_every_width(run: Path, width
         lines = learning_lines(app.app.palette, record, Learning([use], found), width)
     assert all(line.width <= width for line in lines)
     text = " ".join(" ".join(line.plain for line in lines).split())
-    for part in ("policy v3", "“left”", "given by this rollout", "“right”", "differs", "62 %", "request-3", "open",
+    for part in ("policy v3", "“left”", "from this rollout", "“right”", "differs", "62 %", "request-3", "open",
                  "confidence 0.62", "update 9", "applied, clipped", "A −0.25", "KL 0.020", "+12 points"):  # fmt: skip
         assert part in text, (part, text)
 
@@ -157,9 +157,9 @@ def test_steps_are_aligned_by_what_was_done() -> None:
     right = [step(0, "GET", mask=1), step(1, "ANSWER", text="b")]
     pairs = align(left, right)
     assert pairs == [Pair(0, None), Pair(1, 0), Pair(2, 1)]
-    assert parting(left, right, pairs) == "They part at the first step: only the left one has SEGMENT(x=1) there."
+    assert parting(left, right, pairs) == "They first differ at step 1: only the left side has SEGMENT(x=1)."
     same = align(left[:2], left[:2])
-    assert parting(left[:2], left[:2], same) == "They did the same in every step."
+    assert parting(left[:2], left[:2], same) == "All steps are the same."
     other = [*left[:2], step(2, "ANSWER", text="b")]
     assert "at step 3: left ANSWER(text='a'), right ANSWER(text='b')" in parting(left, other, align(left, other))
 
@@ -196,13 +196,15 @@ def test_a_copy_inside_tmux_is_in_its_buffer_and_says_so(tmp_path: Path) -> None
         del os.environ["TMUX"]
         subprocess.run(["tmux", "-S", socket, "kill-server"], check=False, env=plain)
     assert buffer == "one\ntwo — three" and not copied.send
-    assert copied.message.startswith("Copied 2 lines to tmux's buffer") and "not to the terminal" in copied.message
+    assert (
+        copied.message.startswith("Copied 2 lines to tmux's buffer") and "not pass it to the terminal" in copied.message
+    )
 
 
 def test_a_copy_says_truly_where_it_went() -> None:
     assert copy("x", "1 line", {"TERM": "xterm"}).send
     assert "not copied" in copy("x", "1 line", {"TERM": "linux"}).message
-    assert "may take only" in copy("x" * 200_000, "1 line", {"TERM": "xterm"}).message
+    assert "may keep only" in copy("x" * 200_000, "1 line", {"TERM": "xterm"}).message
 
 
 @pytest.mark.parametrize("size", [(80, 24), (60, 20), (200, 50)])

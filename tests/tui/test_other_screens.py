@@ -55,7 +55,7 @@ async def test_runs_of_the_same_id_are_compared_by_their_own_curves(tmp_path: Pa
 async def test_a_terminal_that_cannot_be_handed_over_shows_no_pager(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(run.parent, Stepper(run, 3)) as app:  # as in a browser
         monkeypatch.setenv("PAGER", "cat")
-        assert "A browser cannot open another program" in await app.press("o")
+        assert "The browser cannot open programs" in await app.press("o")
         monkeypatch.setenv("PAGER", "less '")
         assert "Set $PAGER to a program that is installed." in await app.press("o")
 

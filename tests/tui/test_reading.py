@@ -296,7 +296,7 @@ async def test_of_a_300_step_rollout_what_matters_is_a_few_keys_away(tmp_path: P
         await app.press("asterisk")
         assert app.screen.outline.entries[app.screen.step].branches[0][1].line.startswith(("$", "$ git"))
         text = await app.press("d")
-        assert "reward 0.00" in text and "reward 0.25" in text and "They part at" in text
+        assert "reward 0.00" in text and "reward 0.25" in text and "They first differ at" in text
 
 
 @pytest.mark.parametrize("size", [(80, 24), (100, 14), (110, 30), (120, 36), (150, 45), (240, 70)])

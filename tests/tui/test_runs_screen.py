@@ -39,7 +39,7 @@ async def test_shows_what_each_run_is_and_how_it_ended(runs: Path) -> None:
 
 async def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
     async with running(tmp_path / "nothing") as app:
-        assert "No runs here yet." in app.text
+        assert "No runs yet." in app.text
         assert "grpo-tui train" in app.text
 
 
@@ -95,7 +95,7 @@ async def test_l_and_t_choose_the_view_and_it_is_remembered(runs: Path, tmp_path
 async def test_mark_and_compare(runs: Path) -> None:
     async with running(runs) as app:
         text = await app.press("c")
-        assert app.view == "runs" and "Mark two runs or more" in text
+        assert app.view == "runs" and "Mark at least two runs" in text
         await app.press("space", "m")
         assert "● 2 marked" in app.text
         await app.press("k", "space")
@@ -157,7 +157,7 @@ async def test_delete_asks_and_never_deletes_a_running_run(own_runs: Path) -> No
         assert "stop it first" in text and (own_runs / "two").exists()
         app.screen.table.move_to(next(i for i, r in enumerate(app.screen.rows) if r.info.id == "one"))
         text = await app.press("D")
-        assert "Delete one and everything it recorded" in text
+        assert "Delete one with its record" in text
         await app.press("enter")
         assert (own_runs / "one").exists(), "the cursor starts on no"
         await app.press("delete", "k", "enter")
@@ -245,7 +245,7 @@ async def test_a_branch_opens_with_the_value_of_its_step(own_runs: Path) -> None
         assert "branch-one-3" in app.text.splitlines()[2], "the newest run is chosen"
         await app.press("enter")
         await asyncio.sleep(1.2)  # the value is read by the clock
-        assert "step 1 of rollout 3" in await app.press() and "worth" in app.text
+        assert "step 1 of rollout 3" in await app.press() and "value  " in app.text
         await app.press("escape", "t")
         assert app.screen.value is not None
 

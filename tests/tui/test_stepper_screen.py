@@ -116,11 +116,11 @@ async def test_next_penalised_step(run: Path) -> None:
 async def test_tokens_by_mask_logprob_and_advantage(run: Path) -> None:
     async with running(run.parent, Stepper(run, 5)) as app:
         text = await app.press("t")
-        assert "tokens by who wrote it" in text and "learned from" in text and "1 agent" in text
+        assert "tokens by author" in text and "trained on" in text and "1 agent" in text
         text = await app.press("t")
         assert "tokens by log-prob" in text and "p ≥ 0.9" in text and "nats" in text
         text = await app.press("t")
-        assert "tokens by advantage" in text and "above 0" in text
+        assert "tokens by advantage" in text and "> 0: reinforced" in text
         text = await app.press("l")
         assert "tokens by advantage" in text and app.screen.tokens.step == 1
         await app.press("j", "k")

@@ -41,7 +41,7 @@ def test_a_person_steps_through_a_run_and_leaves(run: Path) -> None:
         screen.press("L")
         screen.see("ab12 · 3 of 320", "missing prerequisite", "right:")
         screen.press("t")
-        screen.see("tokens by who wrote it")
+        screen.see("tokens by author")
         screen.press("q")
         assert screen.wait() == 0
         assert b"\x1b[?1049l" in screen.raw, "the terminal is given back as it was"
@@ -52,7 +52,7 @@ def test_a_person_steps_through_a_run_and_leaves(run: Path) -> None:
     [
         ("\rx", 4, ("99 ✗ $ pytest -q", "conversation · step 99 of 301", "1 failed", "[exit code: 1]")),
         ("\rfutil", 6, ("1 of 301 steps", "122 ✓ edit app/util.py +3 −1")),
-        ("\rd", 3, ("reward 0.00", "A −0.75", "reward 0.25", "A −0.25", "They part at the first step")),
+        ("\rd", 3, ("reward 0.00", "A −0.75", "reward 0.25", "A −0.25", "They first differ at step 1")),
     ],
     ids=["the first test command that failed", "the edit of util.py", "the smaller advantage"],
 )
@@ -178,7 +178,7 @@ def test_a_mistake_of_the_app_is_one_line_and_its_traceback_is_in_a_file(run: Pa
         screen.press("l")
         assert screen.wait() == 1
         end = screen.raw[screen.raw.rindex(b"\x1b[?1049l") :].decode("utf-8", "replace")
-        assert "the app ended by a mistake of its own (ValueError: boom ␛[2J)" in end and "Traceback" not in end
+        assert "the app crashed (ValueError: boom ␛[2J)" in end and "Traceback" not in end
     assert "ValueError" in (state / "grpo-tui" / "app-error.log").read_text()
 
 

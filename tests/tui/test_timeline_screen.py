@@ -93,8 +93,8 @@ async def test_spans_are_drawn_where_they_were(tmp_path: Path) -> None:
         assert min(bars[0]) < min(bars[1]) and max(bars[0]) < max(bars[1])
         assert len(bars[0] & bars[1]) <= 4, "one is drawn in the pauses of the other"
         assert any("http://a:8000" in line and "2.00 s" in line for line in app.text.splitlines())
-        assert "no begin times" not in app.text
-        assert "no begin times" in await app.press("k"), "step 2 was recorded without"
+        assert "no start times" not in app.text
+        assert "no start times" in await app.press("k"), "step 2 was recorded without"
 
 
 async def test_spans_without_length_hide_no_other(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ async def test_steps_appear_while_the_run_goes_on(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(timeline, "FOLLOW_SECONDS", 0.05)
     run = make_run(tmp_path, "grows", steps=0, status="running", total_steps=50)
     async with running(tmp_path, Further(run, "Timeline")) as app:
-        assert "They appear with the first step" in app.text
+        assert "They appear after the first training step" in app.text
         writer = RunWriter(run)
         for step in range(1, 4):
             writer.metrics(step, {"time/step": 2.0 * step})

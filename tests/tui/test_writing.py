@@ -58,7 +58,7 @@ async def test_texts_grow_on_the_dashboard_before_the_first_step(writing, size: 
         assert "What is 2 + 2?" in app.text and "The sum is▌" in app.text
         assert "␛[31mred [bold]seven[/bold]" in app.text, "literally, whatever a model writes"
         assert "\x1b[31mred" not in app.text
-        assert "appears with" not in app.text and "no actions yet" not in app.text
+        assert "appears after" not in app.text and "no actions yet" not in app.text
         batch.wrote(0, 9, "The sum is 4, which is even.")
         told(writer, batch)
         app.screen.changed()

@@ -208,7 +208,7 @@ class GrpoApp(OwnOutputApp):
         except OSError:
             where = "its details could not be written"
         what = f"{type(error).__name__}: {error}"
-        self.failure = literal(f"grpo-tui: the app ended by a mistake of its own ({what}); {where}")
+        self.failure = literal(f"grpo-tui: the app crashed ({what}); {where}")
 
     def on_unmount(self) -> None:
         for reads in self._reads.values():

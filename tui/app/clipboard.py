@@ -36,29 +36,29 @@ def copy(text: str, what: str, environment: Mapping[str, str] = os.environ) -> C
     if program is not None and _hand_over(program, data):
         return Copied(f"Copied {what} to the clipboard.")
     if environment.get("STY"):
-        return Copied(f"{what} not copied: screen passes no copies on. {_INSTEAD}")
+        return Copied(f"{what} not copied: GNU screen does not pass copies on. {_INSTEAD}")
     if environment.get("TERM") in ("linux", "vt100", "vt220"):
         return Copied(f"{what} not copied: this terminal has no clipboard. {_INSTEAD}")
     if len(data) > OSC52_BYTES:
         size = f"{len(data) // 1024:,} KiB"
         return Copied(
-            f"Sent {what} to the terminal; of {size} it may take only {OSC52_BYTES // 1024}. {_INSTEAD}", True
+            f"Sent {what} to the terminal, which may keep only {OSC52_BYTES // 1024} of {size}. {_INSTEAD}", True
         )
-    return Copied(f"Sent {what} to the terminal, which copies if it is allowed to.", True)
+    return Copied(f"Sent {what} to the terminal, which copies it if allowed.", True)
 
 
-_INSTEAD = "e writes a file."
+_INSTEAD = "Press e to write a file."
 
 
 def _to_tmux(data: bytes, what: str) -> str:
     if not _hand_over(["tmux", "load-buffer", "-w", "-"], data):
         if not _hand_over(["tmux", "load-buffer", "-"], data):  # before tmux 3.2 there is no -w
-            return f"{what} not copied: tmux did not take it. {_INSTEAD}"
+            return f"{what} not copied: tmux refused it. {_INSTEAD}"
         return f"Copied {what} to tmux's buffer: prefix ] pastes it."
     allowed = _run(["tmux", "show-options", "-gsv", "set-clipboard"]) != "off"
     if allowed and "clipboard" in (_run(["tmux", "display-message", "-p", "#{client_termfeatures}"]) or ""):
         return f"Copied {what} to tmux's buffer and the terminal's clipboard."
-    return f"Copied {what} to tmux's buffer (prefix ] pastes it), not to the terminal's clipboard: tmux passes none on."
+    return f"Copied {what} to tmux's buffer (prefix ] pastes it). tmux does not pass it to the terminal's clipboard."
 
 
 def _desktop(environment: Mapping[str, str]) -> list[str] | None:

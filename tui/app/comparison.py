@@ -95,17 +95,17 @@ def parting(left: Sequence[Step], right: Sequence[Step], pairs: Sequence[Pair]) 
         b = right[pair.right] if pair.right is not None else None
         if a is not None and b is not None and _same(a, b):
             continue
-        where = f"They part at step {index + 1}" if index else "They part at the first step"
+        where = f"They first differ at step {index + 1}"
         if a is None or b is None:
             side, step = ("right", b) if a is None else ("left", a)
-            return f"{where}: only the {side} one has {summary(step) if step is not None else 'a step'} there."
+            return f"{where}: only the {side} side has {summary(step) if step is not None else 'a step'}."
         if not _same_call(a, b):
             return f"{where}: left {summary(a)}, right {summary(b)}."
         if a.action is None and a.text != b.text:
-            return f"{where}: both made no call, in other words."
-        what = "was answered differently" if a.observation != b.observation else "was thought through differently"
+            return f"{where}: neither made a call, and the texts differ."
+        what = "with different results" if a.observation != b.observation else "with different thoughts"
         return f"{where}: the same call {summary(a)} {what}."
-    return "They did the same in every step."
+    return "All steps are the same."
 
 
 @dataclass(frozen=True)

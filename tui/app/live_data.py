@@ -90,7 +90,7 @@ def _severity(event: Event) -> Severity:
 
 def _of_request(answered: AnsweredRequest) -> LiveFinding:
     answer = " · ".join(dict.fromkeys(answered.answers.values()))
-    message = f"{answered.request.command}: {answer or 'asked, not answered yet'}"
+    message = f"{answered.request.command}: {answer or 'requested, no answer yet'}"
     return LiveFinding("asked", message, Event("control", message, time=answered.request.time))
 
 

@@ -11,7 +11,7 @@ from ...engine.runs.types import Step, StepReward, TrajectoryRecord
 from .calls import Shown, calls_of, ended, failed, root_of, said, shown, summary
 
 _THOUGHT = re.compile(r"thought\s*>\s*(\d{1,7})")
-FILTER_HINT = "words of a call, such as util.py · failed · penalised · thought>500 · an empty text shows all steps"
+FILTER_HINT = "words of a call, such as util.py · failed · penalised · thought>500 · empty: all steps"
 
 
 @dataclass(frozen=True)

@@ -142,11 +142,9 @@ def end_fields(t: Trajectory) -> list[Field]:
         elif correct is not None:
             fields.append(Field(sign, "", tone, "plain"))
         if t.cut:
-            fields.append(Field("cut", f"ended by {t.stop_reason}: the agent had not ended its turn", "warn", "plain"))
+            fields.append(Field("cut", f"ended by {t.stop_reason} before the agent finished its turn", "warn", "plain"))
     elif t.expected is not None or t.error is not None:
-        fields.append(
-            Field("no answer", f"ended by {t.stop_reason or 'a reason that was not recorded'}", "warn", "plain")
-        )
+        fields.append(Field("no answer", f"ended by {t.stop_reason or 'an unrecorded reason'}", "warn", "plain"))
     elif t.expected is None and t.stop_reason not in ("answer", "", "not recorded"):
         fields.append(Field("", f"ended by {t.stop_reason}", "muted", "plain"))
     if t.expected is not None and correct is not True:

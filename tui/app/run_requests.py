@@ -90,17 +90,17 @@ class Requests:
         what = "learning" if self.reading.kind == "online" else "the run"
         match self.state:
             case "running":
-                when = "answers go on" if self.reading.kind == "online" else "after this step"
-                return KeyEffect(f"Asked {what} to pause ({when}); space takes it back.", ask="pause")
+                when = "answers continue" if self.reading.kind == "online" else "after this step"
+                return KeyEffect(f"Asked {what} to pause ({when}). Press space to undo.", ask="pause")
             case "paused":
-                return KeyEffect(f"Asked {what} to go on.", ask="resume")
+                return KeyEffect(f"Asked {what} to resume.", ask="resume")
             case "pausing" | "resuming":
                 pending = self.pending
-                kept = "goes on" if self.state == "pausing" else "stays paused"
-                return KeyEffect(f"Taken back: {what} {kept}.", withdraw=pending)
+                kept = "continues" if self.state == "pausing" else "stays paused"
+                return KeyEffect(f"Undone: {what} {kept}.", withdraw=pending)
             case "stopping":
-                return KeyEffect("The run saves and stops already.")
+                return KeyEffect("The run is already saving and stopping.")
             case "cannot":
-                return KeyEffect("This run serves and does not learn: there is nothing to pause.")
+                return KeyEffect("This run only serves: it has no learning to pause.")
             case _:
-                return KeyEffect(f"The run is {self.reading.info.status} and cannot take “pause”.")
+                return KeyEffect(f"The run is {self.reading.info.status} and cannot pause.")

@@ -118,7 +118,7 @@ class AmongRollouts(PagedScreen):
             self.cursor.go_to(0)
             if not self.cursor.find(self.find):
                 self.cursor.go_to(step)
-                self.say(f"“{text}” is not in this trajectory. n looks in the next ones.")
+                self.say(f"“{text}” is not in this trajectory. n searches the next ones.")
         self.show_rollout()
 
     def action_match(self, by: int) -> None:

@@ -27,7 +27,7 @@ from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.table import Table
 
-HINT = "812 or an id: that trajectory (in the stepper: that step) · 812/3: its third step · step 40 · live, list, runs"
+HINT = "812 or an id: a trajectory (in the stepper: a step) · 812/3: its third step · step 40 · live, list, runs"
 _NUMBER = re.compile(r"(\d{1,18})\s*(?:/\s*(\d{1,9}))?")
 _STEP = re.compile(r"step[\s:=]*(\d{1,18})", re.IGNORECASE)
 

@@ -158,7 +158,7 @@ class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
         self.shell.open(Trajectories(self.reads.path, Query(" and ".join(terms), self.list_query.search)))
 
     def action_steps(self) -> Awaitable[None] | None:
-        hint = "10 200 300: these steps · 10..200: the steps between · empty: all steps"
+        hint = "10 200 300: these steps · 10..200: a range · empty: all steps"
 
         def wrong(text: str) -> str:
             return "" if not text or _STEPS.fullmatch(text) else hint

@@ -80,7 +80,7 @@ class PickerPane(Pane):
         if shows_meaning and self.cursor < len(found):
             lines.append(Line(p).gap(min(5, width)).add(meaning(found[self.cursor]), p.faint, cells=max(0, width - 5)))
         if not found:
-            lines.append(Line(p).add("no metric has such a name", p.faint, cells=width))
+            lines.append(Line(p).add("no metric has this name", p.faint, cells=width))
         return lines
 
 
@@ -282,9 +282,9 @@ class ChartKeys(WindowKeys, FollowsRun):
         self.chart.smoothing, self.chart.log = view.weight, view.log
         self.chart.panels = view.chart.panels
         names = metrics_of(view.chart.metrics, shown.names)
-        wait = "not recorded; m: next chart" if shown.is_dump else "appears with the first step; m: next chart"
+        wait = "not recorded; m: next chart" if shown.is_dump else "appears after the first step; m: next chart"
         self.chart.put(view.heading, series_of(names, curves, shown.latest, self.x), wait)
-        reason = "not recorded" if shown.is_dump else "KL appears with the first update"
+        reason = "not recorded" if shown.is_dump else "KL appears after the first update"
         reason = "KL is not measured: beta is 0" if shown.latest.get(metric.BETA) == 0 else reason
         self.kl.put(KL_HEADING, kl_series(shown, curves, self.x), reason)
 
@@ -317,4 +317,4 @@ class ChartKeys(WindowKeys, FollowsRun):
     def action_next_axis(self) -> None:
         self.look_at(replace(self.chart_view, x=self.chart_view.x + 1))
         if self.x.name in ("step", "request") and self.chart_view.axis != "step":
-            self.say(f"This record does not know its {self.chart_view.axis}: {self.x.name}s are shown.")
+            self.say(f"The record has no {self.chart_view.axis}. The axis shows {self.x.name}s.")

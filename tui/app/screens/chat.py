@@ -61,7 +61,7 @@ class ChatClient:
         """Stream an answer. Returns its `id` and `policy_version`."""
         body = {"model": model, "messages": messages, "stream": True}
         found: dict[str, object] = {}
-        with self._open("POST", "/v1/chat/completions", body) as response, _readable("the answer broke off"):
+        with self._open("POST", "/v1/chat/completions", body) as response, _readable("the answer was cut off"):
             for line in response:
                 data = line.decode("utf-8", "replace").strip().removeprefix("data: ")
                 if data == "[DONE]":
@@ -75,7 +75,7 @@ class ChatClient:
                 found["policy_version"] = event.get("grpo_tui", {}).get("policy_version")
                 for choice in event["choices"]:
                     on_text(str(choice["delta"].get("content") or ""))
-        raise ServerProblem("the answer broke off: the server has ended")
+        raise ServerProblem("the answer was cut off: the server has ended")
 
     def feedback(self, **said: object) -> dict[str, Any]:
         """Send feedback. Returns its outcome so far."""
@@ -97,7 +97,7 @@ class ChatClient:
         try:
             address = str(json.loads(self.address.read_bytes())["url"]).rstrip("/")
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise ServerProblem("this run does not serve over HTTP now; start it with --serve HOST:PORT") from error
+            raise ServerProblem("this run does not serve over HTTP; start it with --serve HOST:PORT") from error
         headers = {"Content-Type": "application/json"}
         if token := os.environ.get(TOKEN_VARIABLE, "").split():
             headers["Authorization"] = f"Bearer {token[0]}"
@@ -105,7 +105,7 @@ class ChatClient:
         try:
             return _OPENER.open(Request(address + path, data, headers, method=method), timeout=TIMEOUT_S)
         except HTTPError as error:
-            message = f"the server answers {error.code}"
+            message = f"the server returned status {error.code}"
             with error, suppress(*_BROKEN):
                 message = str(json.loads(error.read())["error"]["message"])
             raise ServerProblem(message) from error
@@ -185,7 +185,7 @@ class ChatPane(Pane):
             lines.append(Line(p))
         if not lines:
             lines = wrapped(
-                p, self.note or "enter writes a message · i takes an answer without feedback", width, p.muted
+                p, self.note or "enter writes a message · i shows an answer without feedback", width, p.muted
             )
         return lines
 
@@ -217,7 +217,7 @@ class ChatScreen(AppScreen):
         return label if not self.started or action in _WITHOUT_LEARNING else ""
 
     def on_mount(self) -> None:
-        self.chat.note = "the policy is being loaded…" if self.started else ""
+        self.chat.note = "loading the policy…" if self.started else ""
         self._connect()
         self.set_interval(LOOK_S, self._look)
 
@@ -287,7 +287,7 @@ class ChatScreen(AppScreen):
         def show(answers: list[dict[str, Any]]) -> None:
             found = next((a for a in answers if a["id"] not in self._seen), None)
             if found is None:
-                self.say("No other answer waits for feedback.")
+                self.say("No more answers without feedback.")
                 return
             self._seen.add(found["id"])
             prompt, facts = str(found["prompt"]), [found[n] for n in ("answer", "policy_version", "certainty")]
@@ -362,8 +362,8 @@ class ChatScreen(AppScreen):
         before = exchange.feedback
         if outcome.get("learned"):
             version = outcome["version"]
-            exchange.feedback = f"learnt by update {outcome['update']}; version {version} contains it"
-            self._again(exchange, version, f"version {version}, which learnt from it")
+            exchange.feedback = f"learned in update {outcome['update']}, included in version {version}"
+            self._again(exchange, version, f"version {version}, trained on this feedback")
         else:
             accepted = "accepted" if outcome.get("accepted") else "not accepted"
             if outcome.get("accepted"):

@@ -312,7 +312,7 @@ class CompareScreen(AppScreen):
         series = [Series.of(run.id, self.points.get(run.path, []), share=share) for run in self.runs]
         self.chart.smoothing = SMOOTHING[self.smoothing]
         heading = self.metric + (f"  smoothed {number(SMOOTHING[self.smoothing])}" if self.smoothing else "")
-        self.chart.put(heading, series, "nothing recorded of this metric")
+        self.chart.put(heading, series, "this metric was not recorded")
 
     def action_next_chart(self) -> None:
         if not self.curves:

@@ -99,7 +99,9 @@ class DiffScreen(PagedScreen):
         left, other = self.left, self.rows[self.at] if self.rows else None
         if left is None or other is None:
             where = "prompt" if self.of_prompt else "group"
-            self.body.put(None, f"There is no other rollout of this {where} to compare with. p changes where to look.")
+            self.body.put(
+                None, f"This {where} has no other rollout to compare with. p switches between group and prompt."
+            )
             return
         numbers = self.n, other.n
         compared = await self.other.later(
@@ -119,7 +121,7 @@ class DiffScreen(PagedScreen):
 
     def action_step(self, by: int) -> None:
         if not self.body.move(by) and self.body.compared is not None and not self.body.differing():
-            self.say("These two did the same in every step.")
+            self.say("All steps are the same.")
 
     def shown_text(self) -> str:
         return "\n".join(self.body.copied)

@@ -156,7 +156,7 @@ class GroupsScreen(GrowingScreen, QueryList):
         return [
             self.problem or ("reading…" if self.total is None else "No group to show."),
             "",
-            "f changes the filter · / the search · c clears both · z opens the groups again",
+            "f changes the filter · / the search · c clears both · z lists rollouts",
         ]
 
     def _columns(self, table: Table) -> Sequence[TableColumn]:

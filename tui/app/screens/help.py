@@ -13,9 +13,9 @@ from ..widgets.pane import Pane
 from .base import AppScreen
 
 FILTER_HELP = (
-    ("reward<0.2 and penalty:missing_prerequisite", "low reward, and this penalty rule was broken"),
-    ("action:TRACK_OBJECT and step>100", "this action was used, after step 100"),
-    ("not correct and turns>=4", "wrong, in four turns or more"),
+    ("reward<0.2 and penalty:missing_prerequisite", "low reward, and this penalty"),
+    ("action:TRACK_OBJECT and step>100", "this action, after step 100"),
+    ("not correct and turns>=4", "wrong, with at least four turns"),
     ("(env:visual or split:eval) and advantage<0", "parentheses, or, not"),
 )
 
@@ -46,7 +46,7 @@ class HelpPane(Pane):
                 if (row.screens == EVERYWHERE) != everywhere:
                     continue
                 lines += self._beside(row.shown, p.key, row.help, p.text, width)
-        lines += self._beside("ctrl+p", p.key, "Command palette: everything by name", p.text, width)
+        lines += self._beside("ctrl+p", p.key, "Open the command palette: all commands by name", p.text, width)
         lines += [Line(p), Line(p).add("Filters", p.title)]
         for expression, meaning in FILTER_HELP:
             lines += [Line(p).gap(2).add(text, p.accent) for text in wrap(expression, width - 2)]
@@ -55,9 +55,9 @@ class HelpPane(Pane):
         for sign, style, meaning in (
             ("✓ ✗ ·", p.text, "right, wrong, no known answer"),
             ("✗2", p.warn, "penalties in the trajectory"),
-            ("A +0.8", p.good, "advantage: above the group's mean, learned towards; below it, away from"),
-            ("‹202E› ␛", p.warn, "characters that would not show or would steer the terminal, made visible"),
-            ("✂", p.warn, "cut here; o opens the whole text"),
+            ("A +0.8", p.good, "advantage: above 0 reinforced, below 0 discouraged"),
+            ("‹202E› ␛", p.warn, "invisible or control characters, made visible"),
+            ("✂", p.warn, "the text is cut; o opens all of it"),
         ):
             lines += self._beside(sign, style, meaning, p.muted, width)
         return lines

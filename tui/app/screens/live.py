@@ -79,12 +79,12 @@ class RequestKeys(FollowsRun):
 
     def ask_run(self, command: Command, message: str) -> None:
         if self.shown is not None and not self.shown.info.active:
-            self.say(f"The run is {self.shown.info.status} and cannot take “{command}”.", "warning")
+            self.say(f"The run is {self.shown.info.status} and cannot take the request “{command}”.", "warning")
             return
         try:
             request(self.reads.path, command)
         except (OSError, RecordError) as error:
-            self.say(f"“{command}” could not be asked for: {error}", "error")
+            self.say(f"The request “{command}” failed: {error}", "error")
             return
         self.say(message)
         self._look_again()
@@ -102,12 +102,12 @@ class RequestKeys(FollowsRun):
             self.say(answer.say)
             self._look_again()
         else:
-            self.say("It is too late to take that back: the run has answered.")
+            self.say("It is too late to undo: the run has answered.")
             self.changed()
 
     def action_checkpoint(self) -> None:
         if self.requests is not None and self.requests.waiting("checkpoint"):
-            self.say("A checkpoint is asked for already; it is saved after this step.")
+            self.say("A checkpoint was already requested. The run saves it after this step.")
             return
         online = self._online
         what = "publish a version" if online else "save a checkpoint"
@@ -119,8 +119,8 @@ class RequestKeys(FollowsRun):
         if self.shown is not None and not self.shown.info.active:
             self.ask_run("stop", message)
             return
-        text = f"Stop {self.reads.path.name}? It ends this step, saves a checkpoint, and can be resumed."
-        confirm(self, text, "Yes, save and stop", partial(self.ask_run, "stop", message), "No, let it go on")
+        text = f"Stop {self.reads.path.name}? It finishes this step and saves a checkpoint. You can resume it."
+        confirm(self, text, "Yes, save and stop", partial(self.ask_run, "stop", message), "No, let it continue")
 
 
 _LOG_END = 2_000_000
@@ -262,9 +262,9 @@ class LiveScreen(ChartKeys, RequestKeys):
             return None
         kept = list(policies(checkpoint_folder(self.reads.path)))
         if shown.is_dump or shown.info.mode not in ("rft", "sft"):
-            self.say("Only trainings of this program have policies to chat with.")
+            self.say("You can only chat with policies that grpo-tui trained.")
             return None
-        hint = f"steps {', '.join(map(str, kept[-12:])) or 'none'} · base: before training · empty: the last"
+        hint = f"steps {', '.join(map(str, kept[-12:])) or 'none'} · base: before training · empty: the last step"
 
         def start(step: str) -> None:
             self.say("Starting a process that serves this policy…")

@@ -67,7 +67,7 @@ class RolloutKeys(AmongRollouts):
             return
         id_ = record.trajectory.id
         note = self.note()
-        hint = "#words are labels: filter with label:NAME or note:WORD · an empty text takes it back"
+        hint = "#words are labels: filter with label:NAME or note:WORD · an empty text removes it"
 
         def put(text: str) -> None:
             try:

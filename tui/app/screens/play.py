@@ -1,4 +1,4 @@
-"""Play a task by hand: the conversation, the tools, the rewards so far, and the model's own continuation."""
+"""Play a task by hand: the conversation, the tools, the rewards so far, and the model's continuation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .reading_screen import ReadingScreen, is_wide
 if TYPE_CHECKING:
     from ....engine.launch.play import Continuation, Event, Play, Situation
 
-_HINT = "a call such as {call}, several calls, or plain words · tab completes · ↑ earlier turns · esc cancels"
+_HINT = "a call such as {call}, several calls, or plain text · tab completes · ↑ earlier turns · esc cancels"
 _IMAGE_ROOM = 18
 """Minimum height of text and image together, in rows, for showing the image."""
 
@@ -47,7 +47,7 @@ class ToolsPanel(Pane):
         p = self.palette
         if self.tools is None:
             return []
-        lines = [] if self.tools else wrapped(p, "No tools: the turn is the answer, in plain words.", width, p.faint)
+        lines = [] if self.tools else wrapped(p, "No tools: your turn is the answer, in plain text.", width, p.faint)
         for number, tool in enumerate(self.tools, 1):
             tool_lines = [Line(p).add(f"{number} " if number < 10 else "  ", p.key).add(tool.name, p.strong)]
             tool_lines += [Line(p).gap(2).extend(line) for line in wrapped(p, tool.description, width - 2, p.muted)]
@@ -75,7 +75,7 @@ class PlayScreen(ReadingScreen):
         self.conversation.problem, self.conversation.running = "loading the model and the data…", True
         self.reward = RewardArithmetic()
         self.image = ImagePane()
-        self.model = ReadingPanel("model", whole=True, heading="the model's own continuation")
+        self.model = ReadingPanel("model", whole=True, heading="the model's continuation")
         self._asked = False
         """Whether the model is continuing the rollout."""
         self._model_text = ""
@@ -163,7 +163,7 @@ class PlayScreen(ReadingScreen):
         if event.over:
             self.app.clear_notifications()
         total = event.record.breakdown.total if event.over and event.record.breakdown is not None else None
-        self.model.heading = "the model's own continuation" + (f" · reward {fixed(total)}" if total is not None else "")
+        self.model.heading = "the model's continuation" + (f" · reward {fixed(total)}" if total is not None else "")
         self.model.running = not event.over
         self.model.put(event.record, event.step)
 
@@ -197,7 +197,7 @@ class PlayScreen(ReadingScreen):
             word = text.split()[-1] if text.split() and not text.endswith(" ") else ""
             return [text[: len(text) - len(word)] + template(t) for t in now.tools if word and t.name.startswith(word)]
 
-        hint = _HINT.format(call=example) if now.tools else "the answer, in plain words · esc cancels"
+        hint = _HINT.format(call=example) if now.tools else "the answer, in plain text · esc cancels"
         return ask(self, "Your turn", begun, send, hint=hint, complete=complete, history=self._history)
 
     def action_choose(self, number: int) -> Awaitable[None] | None:

@@ -189,17 +189,17 @@ class RunsScreen(TableScreen):
         if self.problem:
             return ["The runs cannot be read.", "", self.problem]
         if not self.loaded:
-            return ["looking…"]
+            return ["reading…"]
         if self.text and self.all:
             return ["No run matches.", "", "f changes the filter"]
         return [
-            "No runs here yet.",
+            "No runs yet.",
             "",
             "grpo-tui train",
             "trains the small built-in policy and shows it here",
             "",
-            f"looked in {self.shell.runs_dir}",
-            "--runs-dir looks elsewhere · ? shows the keys",
+            f"folder: {self.shell.runs_dir}",
+            "--runs-dir: another folder · ? shows the keys",
         ]
 
     # -- keys ---------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class RunsScreen(TableScreen):
 
     def action_compare(self) -> None:
         if len(self.marks) < 2:
-            self.say("Mark two runs or more with space, then compare.")
+            self.say("Mark at least two runs with space, then compare.")
             return
         self.shell.open(Compare(tuple(self.all[m].info for m in self.marks if m in self.all)))
 
@@ -277,7 +277,7 @@ class RunsScreen(TableScreen):
             try:
                 request(Path(row.info.path), "stop")
             except OSError as error:
-                self.say(f"{row.info.id} could not be asked to stop: {error}", "error")
+                self.say(f"The request to stop {row.info.id} failed: {error}", "error")
             else:
                 self.say(f"Asked {row.info.id} to save and stop.")
 
@@ -306,10 +306,10 @@ class RunsScreen(TableScreen):
             self.shell.forget_run(row.info.path)
             self._change(lambda: delete_run(row.info))
 
-        text, yes = f"Delete {row.info.id} and everything it recorded, with its checkpoints?", "Yes, delete it"
+        text, yes = f"Delete {row.info.id} with its record and checkpoints?", "Yes, delete it"
         text += " This cannot be undone."
         if row.info.mode == "dump":
-            text = f"Forget {row.info.id}? Its files stay as they are; only the index of them goes."
+            text = f"Forget {row.info.id}? This deletes only its index. Its files stay unchanged."
             yes = "Yes, forget it"
         confirm(self, text, yes, delete)
 

@@ -224,7 +224,7 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         self.frame.replan()
 
     def action_search(self) -> Awaitable[None] | None:
-        hint = "enter finds the next place that holds it; then n and N go on, also to other trajectories"
+        hint = "enter finds the next match · n and N continue, also in other trajectories"
         return ask(
             self, "Find in this trajectory", self.find[0] if len(self.find) == 1 else "", self.search_here, hint=hint
         )
@@ -273,7 +273,7 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         if self.tokens.next_worst():
             self.frame.refresh_lines()
         else:
-            self.say("No log-probs of the sampler and of the trainer were recorded for this trajectory.")
+            self.say("This trajectory has no recorded log-probs of sampler and trainer.")
 
     def action_conversation(self) -> None:
         self._show_body("step" if self._body == "conversation" and not self.tab else "conversation")

@@ -39,7 +39,7 @@ def _style(p: Palette, name: str) -> Style:
     return p.series[_NAMES.index(name) % len(p.series)]
 
 
-NO_SPANS = "This step has no begin times: its phases are drawn one after the other."
+NO_SPANS = "This step has no start times. Its phases are drawn one after another."
 
 
 class Phases(Pane):
@@ -157,7 +157,7 @@ class TimelineScreen(TableScreen):
         """Read the steps. The cursor stays at the newest one."""
         try:
             steps = await self.reads.later(timed_steps)
-            self.problem = "No timings were recorded. They appear with the first step of a training."
+            self.problem = "No timings were recorded. They appear after the first training step."
         except RecordError as error:
             steps, self.problem = [], str(error)
         if len(steps) == len(self.steps) > 0:

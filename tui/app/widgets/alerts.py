@@ -97,7 +97,7 @@ class Alerts(Pane):
             if t
         ]
         if found.suggestion:
-            helps = wrap(f"what helps: {found.suggestion}", width - 4, _LONGEST)
+            helps = wrap(f"suggestion: {found.suggestion}", width - 4, _LONGEST)
             lines += [Line(p).gap(min(4, width - 1)).add(t, p.accent) for t in helps if t]
         if ids and not selected:
             lines[-1].offer(end, width)

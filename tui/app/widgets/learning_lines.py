@@ -44,12 +44,12 @@ def learning_lines(p: Palette, record: TrajectoryRecord, learning: Learning, wid
 def _nothing(record: TrajectoryRecord) -> str:
     served = record.served
     if record.trajectory.extra.get("by_hand"):
-        return "Played by hand: no policy learns from it."
+        return "Played by hand: not used for learning."
     if served is None:
-        return "What learning did with it was not recorded."
+        return "Its use in learning was not recorded."
     if served.gate != "open":
-        return "Nothing was learnt from it: the gate was closed."
-    return "No update of it is recorded, or none yet."
+        return "Not used for learning: the gate was closed."
+    return "Not part of any recorded update yet."
 
 
 def _vote(p: Palette, served: Served, version: int | None, width: int) -> list[Line]:
@@ -57,9 +57,9 @@ def _vote(p: Palette, served: Served, version: int | None, width: int) -> list[L
     lines = _field(p, "request", [str(served.request), role, f"by policy {version_text(version)}"], p.text, width)
     if served.seconds is not None:
         lines += _field(p, "answered", [f"after {number(served.seconds)} s"], p.text, width)
-    sent = ["✓ given by this rollout"] if served.sent else []
+    sent = ["✓ from this rollout"] if served.sent else []
     lines += _field(p, "sent", [_answer(served.answer), *sent], p.strong, width)
-    label = "none: the others tie, or did not answer" if served.pseudo_label is None else _answer(served.pseudo_label)
+    label = "none: the others tie or have no answer" if served.pseudo_label is None else _answer(served.pseudo_label)
     agrees = [] if served.agrees is None else ["✓ agrees" if served.agrees else "✗ differs"]
     lines += _field(p, "label", [label, *agrees], p.outcome(served.agrees), width)
     votes = list(served.votes.items())
@@ -98,7 +98,7 @@ def _use(p: Palette, use: Use, validations: Sequence[Event], width: int) -> list
 
 _WHY = {
     "filtered": "no signal in its group, so its advantage in the loss is 0",
-    "replaced": "no signal in its group; a replayed rollout had its place in the batch",
+    "replaced": "no signal in its group; a replayed rollout took its place",
     "unscored": "its environment failed",
 }
 _FACTS = {"kl": "KL", "learning_rate": "learning rate", "beta": "β", "published_version": "published version"}
@@ -118,7 +118,7 @@ def _validation(p: Palette, update: object, validations: Sequence[Event], width:
         several = after.data["update"] - before.data["update"]
         sign = "+" if change >= 0 else MINUS
         parts.insert(0, f"{sign}{abs(change):.0f} points")
-        parts.append("by this update" if several == 1 else f"by {several} updates together")
+        parts.append("by this update" if several == 1 else f"over {several} updates")
     return _field(p, "Δ validation", parts, p.text, width)
 
 

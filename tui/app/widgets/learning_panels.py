@@ -51,7 +51,7 @@ class ComponentTable(LivePanel):
         p = self.palette
         names = self.names()
         if not names:
-            return [Line(p), *self.nothing("components appear with the first step", width)]
+            return [Line(p), *self.nothing("components appear after the first step", width)]
         longest = max(len("component"), *map(width_of, map(literal, names)))
         columns = [("raw", 8), ("norm", 8), ("×w", 7), ("adds", 8)]
         name_width = min(longest, max(_NAME, width - sum(w for _, w in columns)))
@@ -69,7 +69,7 @@ class ComponentTable(LivePanel):
         for title, size in columns:
             head.add(title, p.muted, cells=size, align=">")
         if step:
-            head.add("a step ± std", p.muted, cells=step, align=">")
+            head.add("per step ± std", p.muted, cells=step, align=">")
         if cells >= _TREND:
             head.gap(2).add("trend", p.muted, cells=cells)
         lines = [head]
@@ -92,7 +92,7 @@ class ComponentTable(LivePanel):
                 lines.append(Line(p).add("─" * body, p.border))
             lines.append(self._with_trend(line, metric.REWARD_MEAN, cells))
         penalty = self.latest.get(metric.COMPONENT_RAW("penalty"))
-        note = Line(p).add(f"{MINUS} ", p.warn).add("penalised steps have their reasons in the stepper", p.faint)
+        note = Line(p).add(f"{MINUS} ", p.warn).add("the stepper shows the reasons of penalties", p.faint)
         if penalty is not None and penalty < -1e-9 and height > len(lines) and note.width <= width:
             lines.append(note)
         return lines
@@ -187,7 +187,7 @@ def _whole(value: float | None) -> str:
 ROWS: Mapping[Kind, tuple[Row, ...]] = {
     "rft": (
         (metric.SUCCESS_GREEDY, "held-out", percent),
-        (metric.STALENESS, "steps behind", number),
+        (metric.STALENESS, "staleness", number),
         (metric.LOGPROB_MISMATCH, "mismatch", number),
         (metric.SAMPLER_KL, "sampler KL", number),
         (metric.ENTROPY, "entropy", number),
@@ -201,7 +201,7 @@ ROWS: Mapping[Kind, tuple[Row, ...]] = {
     ),
     "sft": (
         (metric.LOSS, "loss", number),
-        (metric.TOKEN_ACCURACY, "tokens right", percent),
+        (metric.TOKEN_ACCURACY, "token accuracy", percent),
         (metric.ENTROPY, "entropy", number),
         (metric.GRAD_NORM, "grad norm", number),
         (metric.LEARNING_RATE, "lr", number),
@@ -252,7 +252,7 @@ class PolicyPanel(LivePanel):
                 line.add(f"{title} ", p.muted)
             if line.offer(change, width):
                 lines.append(self.with_trend(line, name, width))
-        return lines or self.nothing(f"with the first {'step' if kind == 'sft' else 'update'}", width)
+        return lines or self.nothing(f"appears after the first {'step' if kind == 'sft' else 'update'}", width)
 
     def _interval(self) -> tuple[float, float] | None:
         """Return the 95 % interval of greedy success on held-out tasks."""
@@ -309,7 +309,7 @@ def bottleneck(latest: Mapping[str, float]) -> str:
         return ""
     if idle >= wait and idle > WORTH_SAYING * step:
         share = min(idle / step, 1.0)
-        return f"the trainer waits {share:.0%} of a step for rollouts: more servers, or a larger max_staleness"
+        return f"the trainer waits {share:.0%} of a step for rollouts: add servers or raise max_staleness"
     if wait > WORTH_SAYING * step:
-        return f"rollouts were ready {wait:.1f} s early: the trainer is the slower side"
-    return "rollouts and trainer keep pace"
+        return f"rollouts were ready {wait:.1f} s early: the trainer is slower"
+    return "rollouts and trainer are equally fast"

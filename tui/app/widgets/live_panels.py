@@ -66,7 +66,7 @@ class ServingPanel(LivePanel):
     """Serving metrics `online/*`. Rates cover the last `RATE_WINDOW` requests."""
 
     box = "serving"
-    title = f"Serving ─ of the last {RATE_WINDOW} requests"
+    title = f"Serving ─ last {RATE_WINDOW} requests"
 
     def build(self, width: int, height: int) -> list[Line]:
         p, get, answered = self.palette, self.latest.get, self.reading.info.step
@@ -86,7 +86,7 @@ class ServingPanel(LivePanel):
         rows.append(("version", _whole(version, "v"), f"queue {_whole(waiting)}", metric.SERVING_VERSION))
         lost = sum(v for v in (get(metric.TASKS_LOST), get(metric.TASKS_DROPPED)) if v is not None and v == v)
         if lost:
-            rows.append(("lost", number(lost), "updates that found no room", ""))
+            rows.append(("lost", number(lost), "updates not queued", ""))
         lines = []
         for title, value, note, name in rows:
             line = Line(p)
@@ -122,7 +122,7 @@ class SnapshotsPanel(LivePanel):
             if line is not None and key not in shown_keys:
                 shown_keys.add(key)
                 lines.append(line)
-        reason = "none yet; c publishes" if self.reading.kind == "online" else "none yet; c saves one"
+        reason = "none yet; c publishes one" if self.reading.kind == "online" else "none yet; c saves one"
         return lines or self.nothing(reason, width)
 
     def _now(self, width: int) -> list[Line]:
@@ -223,7 +223,7 @@ class SpeedPanel(LivePanel):
             for text, style, cells in ((percent(seconds / total), p.text, 6), (f"{number(seconds)} s", p.faint, 9)):
                 line.offer(Line(p).add(text, style, cells=max(cells, len(text) + 1), align=">"), width)
             lines.append(line)
-        return lines or self.nothing("measured with the first step", width)
+        return lines or self.nothing("appears after the first step", width)
 
     def _in_flight(self, width: int, room: int) -> list[Line]:
         p, flying = self.palette, self.flying

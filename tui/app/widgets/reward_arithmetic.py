@@ -56,7 +56,7 @@ class RewardLines:
             text = "No reward was recorded for this step." if record.trajectory.steps else "The agent took no step."
             if record.split == "eval":
                 judge = record.trajectory.judged_by or "its answer alone"
-                text = f"A rollout on held-out tasks: judged by {judge}, and not trained on."
+                text = f"A rollout on a held-out task: judged by {judge}, not trained on."
             return [*self._wrapped(text, p.faint), Line(p), *self.of_step(), *learned]
         lines = [*self.of_step(), *self.of_rollout(), *self.advantage()]
         return [*lines, Line(p), *learned] if learned else lines

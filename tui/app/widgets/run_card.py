@@ -127,6 +127,6 @@ class RunCard(Pane):
         lines += wrapped(p, self.over_seeds, width, p.strong) if self.over_seeds else []
         if info.status in ("crashed", "stopped"):
             line = Line(p).add(info.resume_command, p.accent)
-            line.offer(Line(p).add("  goes on", p.muted), width)
+            line.offer(Line(p).add("  to resume", p.muted), width)
             lines += [Line(p), line]
         return [line for line in lines if line.width <= width]

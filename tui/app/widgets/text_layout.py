@@ -252,9 +252,7 @@ class TextLayout:
         if last:
             lines.append(self._note(key, field, "", "enter folds"))
         if first and kind == "raw" and len(field.text) > LARGE:
-            lines.insert(
-                0, Line(self.palette).gap(field.indent).add("raw: too large to be rendered", self.palette.warn)
-            )
+            lines.insert(0, Line(self.palette).gap(field.indent).add("raw: too large to render", self.palette.warn))
         return self._headed(field, field.text.strip("\n"), lines) if first else lines
 
     def _body(self, field: Field, piece: str, kind: str, full_text: str) -> list[Line]:

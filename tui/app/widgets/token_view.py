@@ -21,7 +21,7 @@ from .text_layout import Flow, FlowPane, FlowPart
 if TYPE_CHECKING:
     from ....engine.runs.types import TokenArrays
 
-MODES = ("who wrote it", "log-prob", "advantage", "trainer's log-prob", "mismatch", "entropy", "reference", "teacher")
+MODES = ("author", "log-prob", "advantage", "trainer's log-prob", "mismatch", "entropy", "reference", "teacher")
 """Colourings. mismatch: log π of the trainer minus log π of the sampler, in nats. reference: that of the trainer (else
 the sampler) minus that of the reference. teacher: that of the teacher minus that of the policy. Colourings without
 recorded data are skipped."""
@@ -241,7 +241,7 @@ class TokenView(FlowPane):
         if self.mode == 0:
             share = sum(self._mask) / len(self._mask)
             line.add("agent", p.accent + Style(bold=True)).add(
-                f" {sum(self._mask)} tokens ({100 * share:.0f} %), learned from   ", p.muted
+                f" {sum(self._mask)} tokens ({100 * share:.0f} %), trained on   ", p.muted
             )
             line.add("prompt and environment", p.faint).add(", masked", p.muted)
         elif self.mode == 1:
@@ -255,7 +255,7 @@ class TokenView(FlowPane):
                 line.offer(Line(p).add(text, style).gap(2), width)
             return [line, self._sums(width), Line(p)]
         else:
-            line.add("above 0: towards", p.good).gap(2).add("below 0: away", p.bad + Style(underline=True)).gap(2)
+            line.add("> 0: reinforced", p.good).gap(2).add("< 0: discouraged", p.bad + Style(underline=True)).gap(2)
             line.add("bold: |A| ≥ 1", p.muted + Style(bold=True))
             values = [v for v, m in zip(self._values["advantage"], self._mask, strict=True) if m]
             if values:
@@ -303,6 +303,6 @@ def _scale(p: Palette, name: str) -> list[tuple[str, Style]]:
     if name.endswith("log-prob"):
         words = ["p ≥ 0.9", "≥ 0.5", "≥ 0.1", "< 0.1"]
     elif name == "entropy":
-        words = ["sure (< 0.1 nats)", "< 0.7", "< 1.5", "open (≥ 1.5)"]
+        words = ["sure (< 0.1 nats)", "< 0.7", "< 1.5", "unsure (≥ 1.5)"]
     styles = [p.text, p.accent, p.warn + Style(bold=True), p.bad + Style(bold=True, underline=True)]
     return list(zip(words, styles, strict=True))

@@ -59,7 +59,7 @@ class ValuePanel(Pane):
         if source.token is not None:
             line.add(f" after token {source.token}", p.strong)
         line.add(f" · policy {spec.subject} ", p.text)
-        line.whole(f"(step {spec.step}; the rollout is of step {branch.version})", p.muted, width - line.width)
+        line.whole(f"(step {spec.step}; the rollout is from step {branch.version})", p.muted, width - line.width)
         lines = [line]
         for name, side in (("before", branch.before), ("after", branch.after)):
             samples = f"{side.reward.n}/{spec.samples}"
@@ -69,7 +69,7 @@ class ValuePanel(Pane):
                 line.whole("   success ", p.muted, width - line.width)
                 line.offer(_interval(self, side.success), width)
             lines.append(line)
-        line = Line(p).add("worth", p.muted, cells=23).extend(_interval(self, branch.worth, signed=True))
+        line = Line(p).add("value", p.muted, cells=23).extend(_interval(self, branch.worth, signed=True))
         if branch.advantage is not None:
             comparison = Line(p).add("   advantage in training ", p.muted)
             line.offer(comparison.add(fixed(branch.advantage, signed=True), p.sign(branch.advantage)), width)

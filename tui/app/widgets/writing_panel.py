@@ -69,8 +69,8 @@ class WritingPanel(LivePanel):
         lines = [*self._phases(width), *self._counts(width), *server_lines][: max(1, height - 2)]
         room = height - len(lines)
         if not self._all():
-            texts = "the model is loading; its texts" if self.reading.info.status == "starting" else "texts"
-            return lines or [Line(p).add(f"{texts} appear here while they are written", p.faint, cells=width)]
+            texts = "the model is loading; texts" if self.reading.info.status == "starting" else "texts"
+            return lines or [Line(p).add(f"{texts} appear here during generation", p.faint, cells=width)]
         if self.whole:
             batch, text = self._shown(1)[0]
             return [*lines, *self._heading(batch, text, width), *self._body(text, width, None)]
