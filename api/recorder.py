@@ -234,8 +234,8 @@ class Recorder:
                 self._warn_of_keys(rollout)
                 rollout = replace(GENERIC.rollout(rollout, Origin(self.run_dir, self.run_dir)), step=step)
             self._count += 1
-            named = f"{self._process}-{step}-{self._count}"
-            record = record_of(rollout, fallback_id=named, index=index, unknown=NOT_GIVEN)
+            rollout_id = f"{self._process}-{step}-{self._count}"
+            record = record_of(rollout, fallback_id=rollout_id, index=index, unknown=NOT_GIVEN)
             tokens = rollout.tokens() if rollout.tokens is not None else None
             records.append(record if tokens is None else replace(record, tokens=tokens))
         return records
@@ -336,10 +336,10 @@ def run_folder(run: str | os.PathLike[str] | None, runs_dir: str | os.PathLike[s
     home = resolve_runs_dir(runs_dir)
     if run is None:
         return home / new_run_id(home)
-    named = os.fspath(run)
-    if not named.strip() or named in (".", "..") or "\0" in named:
-        raise ValueError(f"{named!r} cannot be the name of a run; right would be a name such as my-run, or a path")
-    return home / named if os.path.basename(named) == named else Path(named).expanduser().absolute()
+    name = os.fspath(run)
+    if not name.strip() or name in (".", "..") or "\0" in name:
+        raise ValueError(f"{name!r} cannot be the name of a run; right would be a name such as my-run, or a path")
+    return home / name if os.path.basename(name) == name else Path(name).expanduser().absolute()
 
 
 def runs_named(first: Path) -> list[Path]:

@@ -274,7 +274,7 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
         yield Problem("online.serve", f"{serve!r} names no port", "HOST:PORT, such as 127.0.0.1:8000")
     base, adapters, template = config.model.base, config.model.sft_adapters, config.model.chat_template
     rewards, environment = config.rewards, config.environment
-    named = [
+    paths = [
         ("sft.data", config.sft.data if config.mode == "sft" else None),
         ("model.base", base if base.startswith((".", "/", "~")) or not base.strip() else None),
         ("model.sft_adapters", None if config.mode == "sft" or (adapters or "").startswith("builtin:") else adapters),
@@ -286,14 +286,14 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
     code += [(f"rewards.extra_components.{name}.class_path", c.class_path or "") for name, c in extra.items()]
     code += [("environment.reward_funcs", path) for path in environment.reward_funcs]
     code += [("environment.tools", path) for path in environment.tools if not path.startswith(MCP)]
-    named += [(key, file) for key, path in code if (file := path.rpartition(":")[0]).endswith(".py")]
-    named += [(f"data.{key}", getattr(config.data, key)) for key in ("source", "eval_source")]
+    paths += [(key, file) for key, path in code if (file := path.rpartition(":")[0]).endswith(".py")]
+    paths += [(f"data.{key}", getattr(config.data, key)) for key in ("source", "eval_source")]
     start = f"relative paths start in {os.getcwd()}"
     rights = {
         "model.chat_template": f"chatml, or a file with a Jinja template; {start}",
         "model.sft_adapters": "the folder that `grpo-tui train --mode sft` wrote, a hub id is not taken here; or null",
     }
-    for key, path in named:
+    for key, path in paths:
         if path is None or (key.startswith("data.") and path.strip() and not is_path(path)):
             continue
         if os.path.exists(os.path.expanduser(path)):
@@ -310,11 +310,11 @@ def _output(config: RunConfig) -> Iterator[Problem]:
     key = {"sft": "sft.output_dir", "rft": "training.output_dir"}.get(config.mode)
     if key is None:
         return
-    named = getattr(config, key.partition(".")[0]).output_dir
-    if os.path.basename(os.path.normpath(named)) in ("", ".", ".."):
-        yield Problem(key, f"{named!r} names no folder for the adapters", "a folder such as saved_models/mine")
+    output_dir = getattr(config, key.partition(".")[0]).output_dir
+    if os.path.basename(os.path.normpath(output_dir)) in ("", ".", ".."):
+        yield Problem(key, f"{output_dir!r} names no folder for the adapters", "a folder such as saved_models/mine")
         return
-    folder = os.path.abspath(os.path.expanduser(named))
+    folder = os.path.abspath(os.path.expanduser(output_dir))
     parent = folder if os.path.isfile(folder) else os.path.dirname(folder)
     while not os.path.lexists(parent) and os.path.dirname(parent) != parent:
         parent = os.path.dirname(parent)

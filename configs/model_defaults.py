@@ -96,7 +96,7 @@ class Setting:
 def learning_rate(setting: Setting) -> Choice:
     """Return the learning rate of GRPO. A model of unknown size gets that of a large one."""
     count = setting.facts.parameters or float("inf")
-    rate = next(rate for most, rate in LORA_RATES if count <= most)
+    rate = next(rate for limit, rate in LORA_RATES if count <= limit)
     value = rate if setting.lora else float(f"{rate * WHOLE_TO_LORA:.1g}")
     return Choice("training.learning_rate", value, setting.trained)
 

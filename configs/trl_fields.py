@@ -200,12 +200,12 @@ def page() -> str:
     """Return docs/from-grpoconfig.md, for the installed TRL."""
     lines = [HEAD]
     for name, default in installed_fields().items():
-        place = f"`training.trl.{name}`" + (f": {PASSED[name]}" if PASSED.get(name) else "")
+        setting = f"`training.trl.{name}`" + (f": {PASSED[name]}" if PASSED.get(name) else "")
         if name in OURS:
-            place = f"ours: {OURS[name]}"
+            setting = f"ours: {OURS[name]}"
         elif name in REFUSED:
-            place = f"refused: {REFUSED[name]}"
-        lines.append(f"| `{name}` | {f'`{default}`' if default else ''} | {place} |")
+            setting = f"refused: {REFUSED[name]}"
+        lines.append(f"| `{name}` | {f'`{default}`' if default else ''} | {setting} |")
     return "\n".join(lines) + "\n"
 
 

@@ -63,8 +63,8 @@ def parse_calls(text: str) -> ToolCall:
 
 def means_call(call: ToolCall, names: Container[str]) -> bool:
     """Return whether a turn is a call or an attempt at one, rather than plain text. names: the names of the tools."""
-    named, text = call.name is not None and call.name in names, without_thoughts(call.text)
-    return named or any(marker in text for marker in (*MARKERS, '"arguments"'))
+    is_tool, text = call.name is not None and call.name in names, without_thoughts(call.text)
+    return is_tool or any(marker in text for marker in (*MARKERS, '"arguments"'))
 
 
 def without_thoughts(text: str) -> str:

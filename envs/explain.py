@@ -66,7 +66,7 @@ def _argument(argument: Argument) -> str:
 def _example(argument: Argument) -> object:
     if argument.choices:
         return argument.choices[0]
-    example, least = EXAMPLES[argument.type], argument.minimum
-    if argument.type in ("integer", "number") and isinstance(example, float | int) and isinstance(least, float | int):
-        return max(example, least)
+    example, minimum = EXAMPLES[argument.type], argument.minimum
+    if argument.type in ("integer", "number") and isinstance(example, float | int) and isinstance(minimum, float | int):
+        return max(example, minimum)
     return example

@@ -70,10 +70,10 @@ def boxed(text: str) -> str | None:
     if start < 0:
         return None
     depth, begin = 0, start + len("\\boxed{")
-    for place in range(begin - 1, len(text)):
-        depth += (text[place] == "{") - (text[place] == "}")
+    for end in range(begin - 1, len(text)):
+        depth += (text[end] == "{") - (text[end] == "}")
         if depth == 0:
-            return mathematical(text[begin:place])
+            return mathematical(text[begin:end])
     return None
 
 
@@ -123,13 +123,13 @@ def json_value(text: str, path: str) -> str | None:
 
 def _json_values(text: str) -> Iterator[object]:
     """Yield the outermost JSON objects and lists in a text, last first."""
-    decoder, found, place = json.JSONDecoder(), [], 0
-    while (begin := re.compile(r"[{\[]").search(text, place)) is not None:
+    decoder, found, position = json.JSONDecoder(), [], 0
+    while (begin := re.compile(r"[{\[]").search(text, position)) is not None:
         try:
-            value, place = decoder.raw_decode(text, begin.start())
+            value, position = decoder.raw_decode(text, begin.start())
             found.append(value)
         except (ValueError, RecursionError):
-            place = begin.end()
+            position = begin.end()
     return reversed(found)
 
 

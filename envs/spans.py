@@ -84,10 +84,10 @@ def joined(spans: Sequence[Span]) -> list[Span]:
     if len(merged) <= MOST:
         return merged
     pauses = sorted(after[0] - before[1] for before, after in pairwise(merged))
-    least = pauses[len(merged) - MOST - 1]
+    shortest = pauses[len(merged) - MOST - 1]
     kept = merged[:1]
     for start, ended in merged[1:]:
-        if start - kept[-1][1] <= least:
+        if start - kept[-1][1] <= shortest:
             kept[-1] = (kept[-1][0], ended)
         else:
             kept.append((start, ended))

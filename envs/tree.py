@@ -88,10 +88,10 @@ class TreeSession:
     def _new(self, rows: Sequence[int]) -> list[int]:
         """Return the indices of rows whose last turn was new. Copy the tokens to rows that have repeated all turns."""
         kept = []
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             rollout = self._rollouts[row]
             if rollout.parent is None or len(rollout.steps) > rollout.shared:
-                kept.append(place)
+                kept.append(index)
             elif len(rollout.steps) == rollout.shared:
                 self._session.branch(row, row - rollout.number + rollout.parent.number, rollout.shared)
         return kept

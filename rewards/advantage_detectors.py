@@ -69,13 +69,13 @@ def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         return []
     size = math.sqrt(fmean(a * a for a in advantages))
     differ = math.sqrt(fmean(deviation(map(goal, g)) ** 2 for g in mixed))
-    least, most = TINY * min(1.0, differ), HUGE * max(1.0, differ)
-    if least < size < most:
+    low, high = TINY * min(1.0, differ), HUGE * max(1.0, differ)
+    if low < size < high:
         return _off_centre(batches, limits)
     problem = (
         "small, so little is learned: are rollouts compared with themselves (a group of one), or advantages divided "
         "twice?"
-        if size <= least
+        if size <= low
         else "large: are they divided by a deviation that is nearly 0, such as that of one rollout?"
     )
     message = (
@@ -83,7 +83,7 @@ def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         f"{len(mixed):,} groups."
     )
     severity, began = "warning" if size else "failure", newest(batches)[0].step
-    limit = least if size <= least else most
+    limit = low if size <= low else high
     return [Finding("advantage_scale", message, size, limit, ids_of(mixed[0], limits), severity=severity, began=began)]
 
 

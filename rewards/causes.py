@@ -123,11 +123,11 @@ def _cause(found: Found, before: Iterable[Found]) -> str:
 
 def _order(found: Found) -> tuple[int, bool, int, int]:
     name, severity = found.finding.detector, found.finding.severity
-    place = list(EXPLAINS).index(name) if name in EXPLAINS else len(EXPLAINS)
+    index = list(EXPLAINS).index(name) if name in EXPLAINS else len(EXPLAINS)
     began = found.began or 0
     return (
         0 if found.grave else SEVERITIES.index(severity),
         name in SYMPTOMS and found.finding.subject != SMALL_GROUPS,
         min(began, 1) if name in FROM_THE_START else began,
-        place,
+        index,
     )

@@ -78,7 +78,7 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
         return []
     names = {n for r in (*early, *late) for n in r.contributions} or {"reward"}
     rises = {n: _mean(late, n) - _mean(early, n) for n in names}
-    most = max(sorted(rises), key=lambda n: rises[n])
+    component = max(sorted(rises), key=lambda n: rises[n])
     evidence = sorted((r for r in last if phrase in _phrases(r.text)), key=lambda r: -(r.total or 0.0))
     success = f"success is {fmean(bool(r.correct) for b in after for r in b.rollouts):.0%}"
     if not known:
@@ -87,17 +87,17 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
     message = (
         f"the reward pays for a text, not for the task: {_quoted(evidence, phrase)}. It is in {share:.0%} of "
         f"{'wrong ' * known}answers ({initial:.0%} at first). In {len(batches)} steps these came to earn {rise:.2g} "
-        f"more, through {most}; {success}."
+        f"more, through {component}; {success}."
     )
-    return [Finding("reward_hack", message, share, least, ids_of(evidence, limits), most, began=after[0].step)]
+    return [Finding("reward_hack", message, share, least, ids_of(evidence, limits), component, began=after[0].step)]
 
 
 @detector("kl_rise", need.KL)
 def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a policy that leaves the reference within a few steps. Usually the learning rate is too high."""
     recent = [b.metrics[metric.KL_MEAN] for b in batches[-KL_STEPS - 1 :]]
-    least = min(range(len(recent)), key=lambda i: (recent[i], -i))
-    rise, steps = recent[-1] - recent[least], len(recent) - 1 - least
+    lowest = min(range(len(recent)), key=lambda i: (recent[i], -i))
+    rise, steps = recent[-1] - recent[lowest], len(recent) - 1 - lowest
     if rise <= limits.kl_rise:
         return []
     known = any(r.correct is not None for b in batches for r in b.rollouts)
@@ -185,11 +185,11 @@ def _no_gradient(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     ]
     if len(differ) < ENOUGH:
         return []
-    most = max(max(map(total_of, g)) - min(map(total_of, g)) for g in differ)
+    largest = max(max(map(total_of, g)) - min(map(total_of, g)) for g in differ)
     message = (
         "nothing is trained: look for rewards that are too small (groups that hardly differ are left out), adapters "
         f"that are 0, and frozen parameters. Rewards differ in {len(differ):,} groups of {len(batches)} steps, by "
-        f"{most:.2g} at most, and every gradient is 0."
+        f"{largest:.2g} at most, and every gradient is 0."
     )
     ids = ids_of(differ[0], limits)
     return [Finding("no_movement", message, 0.0, 0.0, ids, "gradient", "failure", batches[0].step)]

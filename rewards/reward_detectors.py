@@ -100,17 +100,17 @@ def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
         return []
     names = {n for b in batches for r in b.rollouts for n in r.contributions} or {"reward"}
     rises = {n: _mean_component(after, n) - _mean_component(before, n) for n in names}
-    most = max(sorted(rises), key=lambda n: rises[n])
+    component = max(sorted(rises), key=lambda n: rises[n])
     wrong = sorted((r for r in batches[-1].rollouts if not r.correct), key=lambda r: -total_of(r))
     return [
         Finding(
             "reward_without_success",
             f"reward rises, success does not: over {len(batches)} steps the mean reward went up by {rise:.3g} and "
-            f"success from {start:.0%} to {end:.0%}; {most} makes {rises[most] / rise:.0%} of the rise.",
+            f"success from {start:.0%} to {end:.0%}; {component} makes {rises[component] / rise:.0%} of the rise.",
             in_stds,
             limits.reward_rise,
             ids_of(wrong, limits),
-            most,
+            component,
             began=after[0].step,
         )
     ]

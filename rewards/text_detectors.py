@@ -62,8 +62,8 @@ def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
 def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find texts that repeat words more and more. If the reward follows repetition, the fault began with the reward."""
     series = [b.fact("repeated", lambda b: fmean(map(_repeated, b.rollouts))) for b in batches]
-    least = min(range(len(series)), key=lambda i: (series[i], -i))
-    if len(series) < STEPS or series[-1] < REPEATED or series[-1] - series[least] < REPEATED_RISE:
+    lowest = min(range(len(series)), key=lambda i: (series[i], -i))
+    if len(series) < STEPS or series[-1] < REPEATED or series[-1] - series[lowest] < REPEATED_RISE:
         return []
     if improvement(_with_success(batches), limits):
         return []
@@ -74,9 +74,9 @@ def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     worst = sorted(batches[-1].rollouts, key=lambda r: -_repeated(r))
     message = (
         f"the policy repeats itself, {evidence}: {worst[0].text[:60]!r}. {series[-1]:.0%} of the words of a text are "
-        f"repeated, and {series[least]:.0%} were within {len(batches)} steps."
+        f"repeated, and {series[lowest]:.0%} were within {len(batches)} steps."
     )
-    ids, began = ids_of(worst, limits), batches[0 if paid else least + 1].step
+    ids, began = ids_of(worst, limits), batches[0 if paid else lowest + 1].step
     return [Finding("repetition", message, series[-1], REPEATED, ids, began=began)]
 
 
@@ -140,8 +140,8 @@ def _harmless(rollouts: Sequence[RolloutSummary], better: bool) -> bool:
         return False
     p = fmean(cut + others)
     error = math.sqrt(p * (1 - p) * (1 / len(cut) + 1 / len(others)))
-    least = OFTEN / 2 if better else OFTEN
-    return fmean(cut) >= least * fmean(others) or fmean(others) - fmean(cut) <= 3 * error
+    share = OFTEN / 2 if better else OFTEN
+    return fmean(cut) >= share * fmean(others) or fmean(others) - fmean(cut) <= 3 * error
 
 
 @detector("clipped", need.CLIPPED)

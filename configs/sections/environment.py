@@ -66,12 +66,12 @@ class EnvironmentConfig(Section):
             value = [value]
         if not isinstance(value, list):
             return value
-        named = [weighted_function(text) for text in value]
-        paths = [path for path, _ in named]
+        weighted = [weighted_function(text) for text in value]
+        paths = [path for path, _ in weighted]
         twice = next((path for path in paths if paths.count(path) > 1), None)
         if twice is not None:
             raise ValueError(f"{twice} is named twice; name it once, with its weight behind it: {twice}:0.5")
-        return dict(named)
+        return dict(weighted)
 
     @field_validator("reward_funcs")
     @classmethod

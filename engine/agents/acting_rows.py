@@ -118,7 +118,7 @@ def _turn(
     history.append_turn(order, answers, np.zeros(answers.shape, np.float32), np.full(len(order), ANSWERS))
     rows.fed(order, history.length[order] - 1)
     logprobs = torch.stack(found, 1).cpu().double().log_softmax(-1)
-    return [(history.arrays(int(row)).token_ids, logprobs[place]) for place, row in enumerate(order)]
+    return [(history.arrays(int(row)).token_ids, logprobs[index]) for index, row in enumerate(order)]
 
 
 def _plain(decoder: Decoder, token_ids: np.ndarray) -> torch.Tensor:

@@ -114,8 +114,8 @@ class CachedRows:
 
     def _rebuild(self, cache: RowCache, rows: np.ndarray, placed: np.ndarray, capacity: int) -> None:
         """Keep only these rows. Rows without a place get one, with no tokens held."""
-        place = {int(row): i for i, row in enumerate(self._row_at)}
-        cache.keep(torch.tensor([place.get(int(row), 0) for row in rows]), capacity)
+        slots = {int(row): i for i, row in enumerate(self._row_at)}
+        cache.keep(torch.tensor([slots.get(int(row), 0) for row in rows]), capacity)
         self._cached[np.setdiff1d(np.arange(len(self._cached)), rows[placed])] = 0
         self._row_at = rows.copy()
         self._renew_graphs(cache)

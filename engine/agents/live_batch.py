@@ -60,12 +60,12 @@ class Prompts(dict[tuple[int, ...], tuple[RowCache, int, torch.Tensor]]):
     """Encoded prompts: a cache, the place of the prompt in it, and the logits `[V]` after it. The oldest are dropped if
     there is no more room."""
 
-    def keep(self, prompt: tuple[int, ...], source: RowCache, place: int, logits: torch.Tensor) -> None:
+    def keep(self, prompt: tuple[int, ...], source: RowCache, slot: int, logits: torch.Tensor) -> None:
         if len(prompt) > KEPT_TOKENS:
             return
         cache = RowCache(len(source.layers), 0, len(prompt))
         cache.reserve(1, len(prompt), like=source)
-        cache.copy_row(source, place, 0)
+        cache.copy_row(source, slot, 0)
         self[prompt] = cache, 0, logits.clone()
         while sum(map(len, self)) > KEPT_TOKENS:
             del self[next(iter(self))]
@@ -109,14 +109,14 @@ class LiveBatch:
             new = [p for p in prompts if p not in known]
             if new:
                 cache, logits = self._encode(new)
-                known |= {p: (cache, place, logits[place]) for place, p in enumerate(new)}
+                known |= {p: (cache, slot, logits[slot]) for slot, p in enumerate(new)}
                 for prompt in {tuple(row.prompt) for row in rows if row.keep}.intersection(new):
                     self._prompts.keep(prompt, *known[prompt])
             found = [known[tuple(row.prompt)] for row in rows]
             self._draw(rows, torch.stack([logits for _, _, logits in found]))
-            for row, (cache, place, _) in zip(rows, found, strict=True):
+            for row, (cache, slot, _) in zip(rows, found, strict=True):
                 if not row.done:
-                    self._enter(row, cache, place)
+                    self._enter(row, cache, slot)
         return [row for row in rows if row.done]
 
     @torch.inference_mode()
@@ -178,7 +178,7 @@ class LiveBatch:
                 if row.on_token is not None:
                     row.on_token(row)
 
-    def _enter(self, row: LiveRow, source: RowCache, place: int) -> None:
+    def _enter(self, row: LiveRow, source: RowCache, source_slot: int) -> None:
         """Give a row a place, with keys and values copied from a place of `source`."""
         capacity = len(row.prompt) + min(row.limit, 64)
         if self._cache is None:
@@ -193,7 +193,7 @@ class LiveBatch:
             self._rows[slot] = row
         else:
             self._rows.append(row)
-        self._cache.copy_row(source, place, slot)
+        self._cache.copy_row(source, source_slot, slot)
 
     def _leave(self, rows: Sequence[LiveRow]) -> None:
         """Fill the place of each finished row with the last foreground row, and that one's place with the last row."""

@@ -89,13 +89,13 @@ class RowCache(Cache):
             layer.is_initialized = True
         self.rows, self.capacity = rows, stride - 1
 
-    def copy_row(self, source: RowCache, place: int, to: int) -> None:
+    def copy_row(self, source: RowCache, slot: int, to: int) -> None:
         kept = min(source.capacity, self.capacity)
         for layer, other in zip(self._row_layers, source._row_layers, strict=True):
             assert layer.keys is not None and layer.values is not None
             assert other.keys is not None and other.values is not None
-            layer.keys[to, :, :kept] = other.keys[place, :, :kept]
-            layer.values[to, :, :kept] = other.values[place, :, :kept]
+            layer.keys[to, :, :kept] = other.keys[slot, :, :kept]
+            layer.values[to, :, :kept] = other.values[slot, :, :kept]
 
     def swap(self, first: torch.Tensor, second: torch.Tensor) -> None:
         """Exchange the rows `first` with the rows `second`, pairwise (disjoint, int64 `[k]`)."""

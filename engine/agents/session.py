@@ -170,8 +170,8 @@ class TransformersSession(ChatSession):
         if self.settings.repetition_penalty == 1:
             return None
         seen = np.zeros((len(order), vocabulary), dtype=bool)
-        for place, row in enumerate(order.tolist()):
-            seen[place, self.history.ids[row, : self.history.length[row]]] = True
+        for index, row in enumerate(order.tolist()):
+            seen[index, self.history.ids[row, : self.history.length[row]]] = True
         return torch.from_numpy(seen).to(self.decoder.device)
 
     def _report(
@@ -206,8 +206,8 @@ class TransformersSession(ChatSession):
             return None
         drawn = torch.empty(len(order), self.settings.max_turn_tokens, dtype=torch.float64)
         generator = torch.Generator()
-        for place, row in enumerate(order.tolist()):
-            torch.rand(drawn.shape[1], generator=generator.manual_seed(self._turn_seed(row)), out=drawn[place])
+        for index, row in enumerate(order.tolist()):
+            torch.rand(drawn.shape[1], generator=generator.manual_seed(self._turn_seed(row)), out=drawn[index])
         return drawn[:, :steps].T.contiguous().to(float64_device(self.decoder.device))
 
     def _turn_seed(self, row: int) -> int:

@@ -101,18 +101,18 @@ def files_of(dump: Path) -> list[Path]:
         for folder, folders, names in os.walk(
             waiting.pop(0), onerror=lambda e: found.update({e.filename: Path(e.filename)})
         ):
-            place = os.path.realpath(folder)
-            if RUN_FILE in names or DATABASE in names or place in known:
+            real_path = os.path.realpath(folder)
+            if RUN_FILE in names or DATABASE in names or real_path in known:
                 folders.clear()
                 continue
-            known.add(place)
+            known.add(real_path)
             folders[:] = (f for f in folders if not f.startswith("."))
             waiting += filter(os.path.islink, (os.path.join(folder, f) for f in folders))
             for path in (Path(folder, name) for name in names if not name.startswith(".")):
                 if path.is_symlink():
                     found.setdefault(os.path.realpath(path), path)
                 else:
-                    found[os.path.join(place, path.name)] = path
+                    found[os.path.join(real_path, path.name)] = path
             if len(found) > MAX_FILES:
                 raise DumpError(f"{dump} holds more than {MAX_FILES:,} files; name a folder inside it")
     return sorted(found.values(), key=lambda p: natural(p.relative_to(dump).as_posix()))

@@ -184,11 +184,11 @@ class Mapped:
             )
             if paths:
                 roles[role] = paths
-        named = {key.partition(".")[0] for role, keys in self.keys.items() if role != "extra" for key in keys}
-        named.update(key.partition(".")[0] for key in (*self.ignored, *self.keys.get("extra", ())))
+        mapped_keys = {key.partition(".")[0] for role, keys in self.keys.items() if role != "extra" for key in keys}
+        mapped_keys.update(key.partition(".")[0] for key in (*self.ignored, *self.keys.get("extra", ())))
         columns = []
         for key in present:
-            if key not in named and key != "^":
+            if key not in mapped_keys and key != "^":
                 prefix = next((p for p in self.prefixes if key.startswith(p) and len(key) > len(p)), None)
                 columns.append((key, None if prefix is None else key[len(prefix) :]))
         return _Plan(roles, tuple(columns), tuple(r for r, p in roles.items() if len(p) > 1 and r not in _ALL_COUNT))

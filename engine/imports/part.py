@@ -180,7 +180,7 @@ class FilePart:
             return
         fallback = f"{self.origin.relative}:{found.line}"
         fallback = f"{fallback}.{part}" if part else fallback
-        named = identity(rollout, scope, fallback)
+        ids = identity(rollout, scope, fallback)
         place = (self.source, found.offset, found.length, part)
         if any(m.is_agent for m in rollout.prompt) and known_row is None and n is None and not rollout.grows:
             conversation, before, number_ = self.last
@@ -190,8 +190,8 @@ class FilePart:
                 place = (*place[:3], ~part)
         if known_row is not None or n is not None:  # the list already shows it
             group, position = self._shown(known_row, n)
-            named = named if not group.endswith(named[1]) else (named[0], group)
-            listed = listed_of(rollout, named, fallback_id=fallback, index=position)
+            ids = ids if not group.endswith(ids[1]) else (ids[0], group)
+            listed = listed_of(rollout, ids, fallback_id=fallback, index=position)
             if known_row is not None:
                 self.rows[known_row], self.places[known_row] = listed, place
             elif n is not None:
@@ -200,11 +200,11 @@ class FilePart:
                 self.known[rollout.id] = known_row, n
             self.last = ((*rollout.prompt, *rollout.completion), known_row, n)
             return
-        group, position = self._placed(rollout, named[1])
+        group, position = self._placed(rollout, ids[1])
         if unique:
             self.known[rollout.id] = len(self.rows), None
         self.last = ((*rollout.prompt, *rollout.completion), len(self.rows), None)
-        self.rows.append(listed_of(rollout, (named[0], group), fallback_id=fallback, index=position))
+        self.rows.append(listed_of(rollout, (ids[0], group), fallback_id=fallback, index=position))
         self.places.append(place)
 
     def _placed(self, rollout: Rollout, group: str) -> tuple[str, int]:

@@ -38,10 +38,10 @@ def read_config(run_dir: Path | str) -> RunConfig:
         return config
     data = config.model_dump(mode="json")
     for path, value in secrets:
-        place: Any = data
+        section: Any = data
         for part in path[:-1]:
-            place = place[part]
-        place[path[-1]] = value
+            section = section[part]
+        section[path[-1]] = value
     return RunConfig.model_validate(data)
 
 

@@ -103,7 +103,7 @@ def shape_of(config: PreTrainedConfig) -> ModelShape:
     )
 
 
-def micro_batch(rows: int, training: TrainingConfig, most: int | None = None) -> int:
+def micro_batch(rows: int, training: TrainingConfig, fitting: int | None = None) -> int:
     """Return the trajectories of a backward pass: the largest divisor of `rows` within the limit.
 
     most: the trajectories whose activations fit. If these are fewer than the limit, return the largest micro-batch of
@@ -111,8 +111,8 @@ def micro_batch(rows: int, training: TrainingConfig, most: int | None = None) ->
     """
     limit = training.micro_batch_size or max(training.micro_batch_tokens // training.max_trajectory_tokens, 1)
     sizes = [d for d in range(1, min(rows, limit) + 1) if rows % d == 0]
-    if most is not None and training.micro_batch_size is None and sizes[-1] > most:
-        sizes = [d for d in sizes if d <= most and d % training.num_generations == 0] or sizes
+    if fitting is not None and training.micro_batch_size is None and sizes[-1] > fitting:
+        sizes = [d for d in sizes if d <= fitting and d % training.num_generations == 0] or sizes
     return sizes[-1]
 
 
@@ -128,8 +128,8 @@ def need(shape: ModelShape, config: RunConfig) -> MemoryNeed:
     rows = training.prompts_per_step * training.num_generations
     length = training.max_trajectory_tokens
     device, token = device_of(model.device), shape.layers * shape.layer * computed
-    most = room(device) // (token * length) if model.gradient_checkpointing == "auto" else None
-    tokens = micro_batch(rows, training, most) * length
+    limit = room(device) // (token * length) if model.gradient_checkpointing == "auto" else None
+    tokens = micro_batch(rows, training, limit) * length
     weights = shape.parameters * size
     if model.quantization is not None:  # 4-bit weights are never copied
         size, weights = 0, shape.linear * NF4_BYTES + (shape.parameters - shape.linear) * computed

@@ -148,11 +148,11 @@ def _advantages(groups: Sequence[Known], declared: str, report: Report) -> None:
     forms = [f for name, forms in FORMULAS.items() if declared in ("", name) for f in forms]
     spread = [g for g in groups if max(g.rewards) - min(g.rewards) > 1e-6]
     fits = [(sum(not any(g.wrong(f)) for g in spread), f) for f in forms]
-    most, formula = max(fits, key=lambda fit: fit[0])
-    if not declared and (not spread or most < max(2, len(spread) / 2)):
+    explained, formula = max(fits, key=lambda fit: fit[0])
+    if not declared and (not spread or explained < max(2, len(spread) / 2)):
         report.given["advantages"] = "no formula known here gives those of most groups; --formula declares one"
         return
-    reason = "declared" if declared else f"it gives those of {most:,} of {len(spread):,} groups"
+    reason = "declared" if declared else f"it gives those of {explained:,} of {len(spread):,} groups"
     report.given["formula of advantages"] = f"{formula.text}, {reason}"
     for group in groups:
         wrong = list(group.wrong(formula))

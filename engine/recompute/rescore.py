@@ -85,8 +85,8 @@ def rescore(
                     shifts = shift[item.row.n]
                     cause = max(shifts, key=lambda n: shifts[n] * (1 if b > a else -1), default="")
                     result.flips.append(Flip(step, name, item.row.id, a, b, cause))
-        for place, batch in enumerate((items, changed)):
-            sums[place] += math.fsum(i.record.breakdown.total or 0.0 for i in batch if i.record.breakdown is not None)
+        for index, batch in enumerate((items, changed)):
+            sums[index] += math.fsum(i.record.breakdown.total or 0.0 for i in batch if i.record.breakdown is not None)
         result.rollouts += len(items)
     result.reward = (sums[0] / max(result.rollouts, 1), sums[1] / max(result.rollouts, 1))
     return result

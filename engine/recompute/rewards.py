@@ -31,8 +31,8 @@ class Rewards:
         self.in_force = in_force
         self.weights: Mapping[str, float] = config.weights
         # A record of an earlier version has no such events, and its configuration names the rules of that version.
-        named = config.penalties.model_fields_set or set(type(config.penalties).model_fields)
-        self._rules({rule.id: getattr(config.penalties, rule.id) for rule in BUILT_IN if rule.id in named})
+        rules = config.penalties.model_fields_set or set(type(config.penalties).model_fields)
+        self._rules({rule.id: getattr(config.penalties, rule.id) for rule in BUILT_IN if rule.id in rules})
         for name in config.extra_components:
             report.given[f"raw {name}"] = "its code is not run here"
         for name in ("curiosity", "coherence"):

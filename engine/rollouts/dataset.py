@@ -59,9 +59,11 @@ def _rows_of_dataset(
     tasks = load_tasks(data, split, config.eval_tasks)
     defaults = {"env_class_path": config.class_path, "env_config": options_of(config)}
     source = data.source if split == "train" else data.eval_source or data.source
-    named = holds_tasks(source)
-    raw = [{**defaults, **task} if named else {**defaults, "task_data": task, "row": task["row"]} for task in tasks]
-    return check_rows(raw, tokenizer, source or "", one_environment=not named)
+    holds_names = holds_tasks(source)
+    raw = [
+        {**defaults, **task} if holds_names else {**defaults, "task_data": task, "row": task["row"]} for task in tasks
+    ]
+    return check_rows(raw, tokenizer, source or "", one_environment=not holds_names)
 
 
 def options_of(config: EnvironmentConfig) -> dict[str, object]:

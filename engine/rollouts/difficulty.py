@@ -38,9 +38,9 @@ class Difficulty:
 
     def __init__(self, ids: Sequence[str], seed: int = 0) -> None:
         self.seed = seed
-        self._place = {id_: place for place, id_ in enumerate(dict.fromkeys(ids))}
-        self._prompts = np.array([self._place[id_] for id_ in ids])
-        self.counts = np.zeros((len(self._place), 2))
+        self._index = {id_: index for index, id_ in enumerate(dict.fromkeys(ids))}
+        self._prompts = np.array([self._index[id_] for id_ in ids])
+        self.counts = np.zeros((len(self._index), 2))
         """Discounted passes and fails of each prompt, float64 [P, 2]."""
         self._drawn: dict[int, list[int]] = {}
 
@@ -81,8 +81,8 @@ class Difficulty:
         """Add the outcomes of one step. Other prompts are ignored."""
         found = np.zeros_like(self.counts)
         for id_, right in outcomes:
-            if (place := self._place.get(id_)) is not None:
-                found[place, 0 if right else 1] += 1.0
+            if (index := self._index.get(id_)) is not None:
+                found[index, 0 if right else 1] += 1.0
         seen = found.sum(1) > 0
         self.counts[seen] = DISCOUNT * self.counts[seen] + found[seen]
 

@@ -89,19 +89,19 @@ class Judge:
         ):
             self._graded.set()
         done = list(rollouts)
-        for place, i in enumerate(judged_rows):
+        for number, i in enumerate(judged_rows):
             trajectory = rollouts[i].trajectory
             assert trajectory is not None
-            row_scores = scores.by_row[place]
+            row_scores = scores.by_row[number]
             *before, last = trajectory.steps
             changed = replace(
                 trajectory,
                 steps=(*before, replace(last, scores=(*last.scores, *row_scores))),
-                extra={**trajectory.extra, **{name: values[place] for name, values in scores.extra.items()}},
+                extra={**trajectory.extra, **{name: values[number] for name, values in scores.extra.items()}},
             )
             if trajectory.correct is None and row_scores:
-                value, least = row_scores[0].value, 1.0 if self.success_score is None else self.success_score
-                correct = None if value is None or self._graded.is_set() else value >= least
+                value, threshold = row_scores[0].value, 1.0 if self.success_score is None else self.success_score
+                correct = None if value is None or self._graded.is_set() else value >= threshold
                 changed = replace(changed, correct=correct, judged_by=first)
             done[i] = replace(rollouts[i], trajectory=changed)
         return done

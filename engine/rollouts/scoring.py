@@ -69,8 +69,8 @@ class Scorer:
         trajectories = [r.trajectory for r in rollouts if r.trajectory is not None]
         if self.orchestrator is None or len(trajectories) < len(rollouts):
             return [replace(r, turn_rewards=r.reward_by_turn()) for r in rollouts], {}
-        by_place = {(r.group, r.index): r for r in rollouts}
-        found = (_per_step(r, by_place) for r in rollouts)
+        by_index = {(r.group, r.index): r for r in rollouts}
+        found = (_per_step(r, by_index) for r in rollouts)
         embeddings = [torch.from_numpy(e) for e in found if e is not None]
         result = self.orchestrator.calculate_total_reward(
             trajectories,
@@ -106,7 +106,7 @@ class Scorer:
         return [Group(rows, found) for rows, found in zip(members, signal, strict=True)]
 
 
-def _per_step(rollout: Rollout, by_place: Mapping[tuple[int, int], Rollout]) -> np.ndarray | None:
+def _per_step(rollout: Rollout, by_index: Mapping[tuple[int, int], Rollout]) -> np.ndarray | None:
     """Return embeddings [S, D], one for each step of the trajectory.
 
     A step without tokens gets the one before it. A repeated step gets that of the rollout it comes from.
@@ -120,7 +120,7 @@ def _per_step(rollout: Rollout, by_place: Mapping[tuple[int, int], Rollout]) -> 
         out[i] = found[i] if i < len(found) else out[i - 1] if i else 0.0
     if (
         trajectory.branch is not None
-        and (parent := by_place[rollout.group, trajectory.branch[0]]).embeddings is not None
+        and (parent := by_index[rollout.group, trajectory.branch[0]]).embeddings is not None
     ):
         repeated = min(trajectory.branch[1], steps)
         out[:repeated] = parent.embeddings[:repeated]

@@ -39,8 +39,8 @@ def mark(groups: Sequence[Group], batch: Sequence[Rollout], filters: bool) -> li
     training.
     """
     marked = []
-    for place, (rollout, group) in enumerate((r, g) for g in groups for r in g.rollouts):
-        replaced = place < len(batch) and batch[place].replayed
+    for index, (rollout, group) in enumerate((r, g) for g in groups for r in g.rollouts):
+        replaced = index < len(batch) and batch[index].replayed
         if not rollout.scorable:
             word: Selected = "unscored"
         elif filters and not group.signal:

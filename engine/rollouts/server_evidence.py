@@ -212,6 +212,6 @@ def _ways(m: int, n: int) -> tuple[int, ...]:
 
 def log_e_value(p: float, m: int, n: int) -> float:
     """Return the log of an e-value: half of a bet on p ** -0.5 and half of one on complete separation, never all."""
-    least = 1 / math.comb(m + n, m)
-    separated = 0.5 + (0.5 / least if p <= least * (1 + 1e-9) else 0.0)
+    smallest = 1 / math.comb(m + n, m)
+    separated = 0.5 + (0.5 / smallest if p <= smallest * (1 + 1e-9) else 0.0)
     return math.log(0.5 * separated + 0.25 / math.sqrt(p))

@@ -142,10 +142,10 @@ def decode_tokens(data: bytes, index: int) -> TokenArrays[memoryview] | None:
     offset = (
         7 * total + 4 * agent_tokens + 4 * sum(n for n, has in zip(lengths, header["advantages"], strict=False) if has)
     )
-    named = header.get("overlays") or [[]] * len(lengths)
-    offset += 4 * sum(n * len(names) for n, names in zip(lengths[:index], named, strict=False))
+    overlay_names = header.get("overlays") or [[]] * len(lengths)
+    offset += 4 * sum(n * len(names) for n, names in zip(lengths[:index], overlay_names, strict=False))
     size = stop - start
-    overlays = {name: cut(offset, i * size, (i + 1) * size, "f") for i, name in enumerate(named[index])}
+    overlays = {name: cut(offset, i * size, (i + 1) * size, "f") for i, name in enumerate(overlay_names[index])}
     return TokenArrays(cut(0, start, stop, "i"), mask, logprobs, turn, advantages, overlays)
 
 

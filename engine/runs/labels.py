@@ -83,8 +83,8 @@ class Labels:
 
     def of_mask(self, kind: str, mask: int) -> tuple[str, ...]:
         """Return the names whose bits are set. `…` represents names without their own bit."""
-        named = [n for n, id_ in self.of_kind(kind).items() if self.bits[id_] < BITS and mask >> self.bits[id_] & 1]
-        return (*named, "…") if mask & OVERFLOW else tuple(named)
+        names = [n for n, id_ in self.of_kind(kind).items() if self.bits[id_] < BITS and mask >> self.bits[id_] & 1]
+        return (*names, "…") if mask & OVERFLOW else tuple(names)
 
     def _remember(self, id_: int, kind: str, name: str, bit: int) -> None:
         self.ids[kind, name] = id_

@@ -42,8 +42,8 @@ def network_file_system(path: Path) -> str:
     """
     import psutil
 
-    place = path.absolute()
-    mounts = [p for p in psutil.disk_partitions(all=True) if place.is_relative_to(p.mountpoint)]
+    absolute = path.absolute()
+    mounts = [p for p in psutil.disk_partitions(all=True) if absolute.is_relative_to(p.mountpoint)]
     found = max(mounts, key=lambda p: len(p.mountpoint), default=None)
     if found is None:
         return ""

@@ -142,9 +142,9 @@ def _begun(turn: RecordedTurn, count: int, *, known: bool) -> RecordedTurn:
     """Cut a turn to its first tokens, for the policy to complete. Raises EvaluationError."""
     if not known:
         raise EvaluationError("the run recorded no tokens (logging.record_tokens): branch at a whole step")
-    most = len(turn.tokens) - (turn.stop_reason == "stop")
-    if count > most:
-        raise EvaluationError(f"the step has {most} tokens before its end, and no token {count} to branch after")
+    available = len(turn.tokens) - (turn.stop_reason == "stop")
+    if count > available:
+        raise EvaluationError(f"the step has {available} tokens before its end, and no token {count} to branch after")
     return RecordedTurn(turn.tokens[:count], unfinished=True)
 
 
@@ -224,8 +224,8 @@ class Continuations:
             self.recorder.event("phase", message, name=REPLAY, turn=turn, recorded=recorded, now=now)
             self.told = True
         marks = {SIDE: side, PLACE: rollout.index + 1} | ({} if found is None else {DIFFERS: found[0]})
-        named = replace(trajectory, group=side, id=f"{side}-{rollout.index + 1}", extra={**trajectory.extra, **marks})
-        return replace(rollout, trajectory=named)
+        marked = replace(trajectory, group=side, id=f"{side}-{rollout.index + 1}", extra={**trajectory.extra, **marks})
+        return replace(rollout, trajectory=marked)
 
 
 def first_difference(recorded: Trajectory, now: Trajectory, turns: int) -> tuple[int, str, str] | None:

@@ -154,10 +154,10 @@ def _leave_adapters(checkpoint: Path, target: Path) -> None:
         os.rename(temporary, target)
 
 
-def thin(kept: list[tuple[int, Path]], most: int) -> None:
-    """Remove adapters until at most `most` are left, each time the one with the closest neighbours in steps."""
+def thin(kept: list[tuple[int, Path]], limit: int) -> None:
+    """Remove adapters until at most `limit` are left, each time the one with the closest neighbours in steps."""
     kept = list(kept)
-    while len(kept) > most:
+    while len(kept) > limit:
         ends = [0, *(step for step, _ in kept), kept[-1][0]]
         closest = min(range(len(kept) - 1), key=lambda i: ends[i + 2] - ends[i], default=0)
         shutil.rmtree(kept.pop(closest)[1], ignore_errors=True)

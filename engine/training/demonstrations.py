@@ -180,10 +180,10 @@ def _conversation(
     turns, answers = contents[first::2], contents[first + 1 :: 2]
     if any((role == "assistant") != (i % 2 == 0) for i, role in enumerate(roles[first:])):
         raise DemonstrationError(f"{where}: after the opening, the assistant's turns and the answers must alternate")
-    for place, role in enumerate(roles, 1):
-        if role not in ("user", "assistant", *(("system",) if place <= first else ())):
+    for number, role in enumerate(roles, 1):
+        if role not in ("user", "assistant", *(("system",) if number <= first else ())):
             raise DemonstrationError(
-                f"{where}: message {place} has the role {role!r}; the opening has the roles system and user, and what "
+                f"{where}: message {number} has the role {role!r}; the opening has the roles system and user, and what "
                 "answers the assistant has the role user, in which the observations of environments arrive"
             )
     prompt = [

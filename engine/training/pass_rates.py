@@ -39,8 +39,8 @@ def draw_by_difficulty(
     ids = [task_id(env_name(environments[row.key]), row.task_data) for row in rows]
     difficulty = Difficulty(ids, config.seed)
     if (run := config.data.pass_rates) is not None:
-        named = Path(run).expanduser()
-        folder = named if named.exists() else run_dir.parent / run
+        path = Path(run).expanduser()
+        folder = path if path.exists() else run_dir.parent / run
         if (folder / DATABASE).is_file():
             outcomes = recorded_outcomes(folder)
         else:

@@ -126,9 +126,9 @@ def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
         yield f"{config.data.source}: {len(tasks)} tasks of environments to train on, {len(held_out)} to evaluate on"
         yield from (json.dumps(task, ensure_ascii=False) for task in tasks[:rows])
         return
-    named = list(tasks[0]["columns"]) if tasks else []
+    named_tasks = list(tasks[0]["columns"]) if tasks else []
     yield f"{config.data.source}: {len(tasks)} rows to train on, {len(held_out)} to evaluate on"
-    yield f"columns for reward functions: {', '.join(named) or 'none'}"
+    yield f"columns for reward functions: {', '.join(named_tasks) or 'none'}"
     form = "texts" if tasks and tasks[0]["plain"] else "lists of messages"
     yield f"reward functions get completions as {form} (data.completions)"
     chat, prompt_for = _prompts(config) if tokens else (None, None)
@@ -148,9 +148,11 @@ def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
     if chat is not None and prompt_for is not None:
         yield ""
         eval_source = config.data.eval_source or config.data.eval_split  # its own rows, also numbered from 1
-        named = [(str(task["row"]), task) for task in tasks]
-        named += [(f"{task['row']} of {eval_source}" if eval_source else str(task["row"]), task) for task in held_out]
-        prompts = [(row, prompt_for(task)) for row, task in named[:MOST_COUNTED]]
+        named_tasks = [(str(task["row"]), task) for task in tasks]
+        named_tasks += [
+            (f"{task['row']} of {eval_source}" if eval_source else str(task["row"]), task) for task in held_out
+        ]
+        prompts = [(row, prompt_for(task)) for row, task in named_tasks[:MOST_COUNTED]]
         counted = [(row, len(chat.prompt(prompt.messages, prompt.tools))) for row, prompt in prompts]
         yield from _lengths(counted, len(tasks) + len(held_out) > MOST_COUNTED, config)
 

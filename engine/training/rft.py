@@ -107,10 +107,10 @@ def build_trainer(
             fitting(r, agent, environment_of, training, config.data.long_prompts) for r in (rows, eval_rows)
         )
     base = base_of(model)
-    most = None
+    limit = None
     if config.model.gradient_checkpointing == "auto":
-        most = room(device_of(base).type) // (bytes_of_token(base) * training.max_trajectory_tokens)
-    args = grpo_config(config, run_dir, world, len(rows), most)
+        limit = room(device_of(base).type) // (bytes_of_token(base) * training.max_trajectory_tokens)
+    args = grpo_config(config, run_dir, world, len(rows), limit)
     micro_tokens = args.per_device_train_batch_size * training.max_trajectory_tokens
     spare_memory(base, config.model.gradient_checkpointing, micro_tokens)
     judge = make_judge(config.environment, [*rows, *eval_rows], special_texts(tokenizer))
@@ -189,7 +189,7 @@ def _rollout_options(config: RunConfig, tokenizer: PreTrainedTokenizerBase, args
     )
 
 
-def grpo_config(config: RunConfig, run_dir: Path, world: int, num_rows: int, most: int | None = None) -> GRPOConfig:
+def grpo_config(config: RunConfig, run_dir: Path, world: int, num_rows: int, limit: int | None = None) -> GRPOConfig:
     """Return TRL's arguments for a run. most: see `micro_batch`. Raises TrainingError if the processes cannot share the
     batch."""
     training = config.training
@@ -199,7 +199,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, num_rows: int, mos
             f"training.prompts_per_step * training.num_generations is {rows}, which {world} processes cannot share "
             "equally; make prompts_per_step a multiple of the number of processes"
         )
-    micro = micro_batch(rows // world, training, most)
+    micro = micro_batch(rows // world, training, limit)
     beta = max(training.beta, BetaSettings.min_beta) if training.beta_mode == "auto" else training.beta
     return trl_arguments(
         GRPOConfig,

@@ -19,34 +19,34 @@ def clamp(value: float) -> float:
     return min(max(value, -LARGEST), LARGEST)
 
 
-def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
-    """Return at most `most` round numbers between `low` and `high`. With `whole`, only integers."""
+def ticks(low: float, high: float, limit: int, *, whole: bool = False) -> list[float]:
+    """Return at most `limit` round numbers between `low` and `high`. With `whole`, only integers."""
     span = high - low
-    if most < 1 or span <= 0 or not math.isfinite(span):
+    if limit < 1 or span <= 0 or not math.isfinite(span):
         return []
-    power = 10.0 ** math.floor(math.log10(span / most))
+    power = 10.0 ** math.floor(math.log10(span / limit))
     for factor in (1, 2, 2.5, 5, 10, 20):
         step = factor * power
         if step <= 0 or (whole and step != int(step)):
             continue
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-        if last - first + 1 <= most:
+        if last - first + 1 <= limit:
             # a multiple has a rounding error, too, and may be outside by the last bit
             values = [min(max(i * step, low), high) for i in range(first, last + 1)]
             return [t for t in values if t == int(t)] if whole else values
-    return [float(t) for t in (math.ceil(low), math.floor(high)) if low <= t <= high][:most] if whole else []
+    return [float(t) for t in (math.ceil(low), math.floor(high)) if low <= t <= high][:limit] if whole else []
 
 
-def decades(low: float, high: float, most: int) -> list[float]:
-    """Return the exponents of at most `most` powers of ten in a range, or of 1, 2 and 5 × 10ⁿ if these are few."""
+def decades(low: float, high: float, limit: int) -> list[float]:
+    """Return the exponents of at most `limit` powers of ten in a range, or of 1, 2 and 5 × 10ⁿ if these are few."""
     low, high = max(low, -_LARGEST_EXPONENT), min(high, _LARGEST_EXPONENT)
     first, last = math.ceil(low - 1e-9), math.floor(high + 1e-9)
-    every = max(1, math.ceil((last - first + 1) / max(1, most)))
+    every = max(1, math.ceil((last - first + 1) / max(1, limit)))
     tens = [float(n) for n in range(first, last + 1) if n % every == 0]
-    if len(tens) > 1 or most < 2:
+    if len(tens) > 1 or limit < 2:
         return tens
     finer = [n + math.log10(factor) for n in range(first - 1, last + 1) for factor in (1, 2, 5)]
-    return [exponent for exponent in finer if low <= exponent <= high][:most]
+    return [exponent for exponent in finer if low <= exponent <= high][:limit]
 
 
 def labels(values: Sequence[float]) -> list[str]:

@@ -94,12 +94,12 @@ def has_step_rewards(record: TrajectoryRecord) -> bool:
 def matcher(text: str) -> Callable[[Entry], bool]:
     """Return a predicate for entries that contain all words of a filter."""
     words = _THOUGHT.sub("", text).casefold().split()
-    least = max((int(n) for n in _THOUGHT.findall(text)), default=-1)
+    minimum = max((int(n) for n in _THOUGHT.findall(text)), default=-1)
     special = {"failed": lambda e: e.failed, "penalised": lambda e: e.penalised}
     plain = [word for word in words if word not in special]
 
     def holds(entry: Entry) -> bool:
-        if not all(special[word](entry) for word in words if word in special) or entry.thought <= least:
+        if not all(special[word](entry) for word in words if word in special) or entry.thought <= minimum:
             return False
         if not plain:
             return True

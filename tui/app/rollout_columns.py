@@ -70,7 +70,7 @@ def rollout_columns(p: Palette, extras: Sequence[str], around: Sequence[Trajecto
         TableColumn(
             "advantage", "A", 6, lambda r: (fitted(r.advantage, 6, signed=True), p.sign(r.advantage)), ">", drop=1
         ),
-        *(_extra(p, name, place, around) for place, name in enumerate(extras)),
+        *(_extra(p, name, index, around) for index, name in enumerate(extras)),
         *(_of_table(p, column) for column in COLUMNS[1:] if column.title),
         *((TableColumn("penalties", "pen", 4, broken, ">", drop=2),) if penalised else ()),
         *(_learning(p) if any(row.gate for row in around) else ()),
@@ -119,7 +119,7 @@ def _learning(p: Palette) -> Sequence[TableColumn]:
     )
 
 
-def _extra(p: Palette, name: str, place: int, around: Sequence[TrajectoryRow]) -> TableColumn:
+def _extra(p: Palette, name: str, index: int, around: Sequence[TrajectoryRow]) -> TableColumn:
     numbers = [v for row in around if isinstance(v := row.extra.get(name), (int, float))]
     places = 0 if all(float(v).is_integer() for v in numbers) else 2
 
@@ -131,7 +131,7 @@ def _extra(p: Palette, name: str, place: int, around: Sequence[TrajectoryRow]) -
 
     title = name.removeprefix("component.")
     cells = max(5, min(9, len(title)))
-    return TableColumn("", title, cells, cell, ">", drop=4 if place < 4 else 10 + place)
+    return TableColumn("", title, cells, cell, ">", drop=4 if index < 4 else 10 + index)
 
 
 def extras_shown(names: Sequence[str], filter_: str) -> tuple[str, ...]:

@@ -35,9 +35,9 @@ class Sqlite(Container):
                 rows = db.execute(f"SELECT rowid, * FROM {table} WHERE rowid > ? ORDER BY rowid", (start,))
                 names = [column[0] for column in rows.description][1:]
                 for rowid, *values in rows:
-                    place = number * _SPAN + rowid
+                    offset = number * _SPAN + rowid
                     document = {"table": table, "row": dict(zip(names, values, strict=True))}
-                    yield FoundDocument(place, 1, rowid, place, document)
+                    yield FoundDocument(offset, 1, rowid, offset, document)
 
     def read(self, path: Path, offset: int, length: int) -> object:
         return super().read(path, offset - 1, length)

@@ -33,9 +33,9 @@ def _is_group(document: Document, origin: Origin) -> bool:
 def _group(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield one rollout per completion. Lists of the same length hold one value per completion."""
     size = _completions(document)
-    named = bool(GENERIC.first(document, "group"))
+    has_name = bool(GENERIC.first(document, "group"))
     for i in range(size or 0):
-        row: dict[str, object] = {"rollout": i} if named else {}
+        row: dict[str, object] = {"rollout": i} if has_name else {}
         for name, value in document.items():
             if not isinstance(value, list) or name in ("prompt", "messages", "tools"):
                 row[name] = value

@@ -41,8 +41,8 @@ def _art(document: Document, origin: Origin) -> Iterable[Item]:
     group = {k: v for k, v in document.items() if k != "trajectories"}
     trajectories = objects(document["trajectories"])
     rollouts = [_art_rollout({**trajectory, "group_json": group}, origin) for trajectory in trajectories]
-    named = identity(rollouts[0])[1] if rollouts else ""
-    yield from (replace(rollout, group=rollout.group or named) for rollout in rollouts)
+    default_group = identity(rollouts[0])[1] if rollouts else ""
+    yield from (replace(rollout, group=rollout.group or default_group) for rollout in rollouts)
 
 
 def _art_rollout(document: Document, origin: Origin) -> Rollout:

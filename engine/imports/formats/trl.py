@@ -109,8 +109,8 @@ TRL = trl()
 def _state(document: Document, origin: Origin) -> Iterable[Item]:
     for entry in objects(document.get("log_history")):
         if (step := whole(entry.get("step"))) is not None:
-            named = {metric_name(str(k)): number(v) for k, v in entry.items() if k != "step"}
-            yield Numbers(step, {name: n for name, n in named.items() if n is not None})
+            metrics = {metric_name(str(k)): number(v) for k, v in entry.items() if k != "step"}
+            yield Numbers(step, {name: n for name, n in metrics.items() if n is not None})
 
 
 TRAINER_STATE = Documents("trainer state", _state, keys=("log_history", "global_step"))

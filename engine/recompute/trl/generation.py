@@ -30,8 +30,8 @@ class GenerationCheck:
         scored = self.rollouts(known)
         place = f"step {block.step}"
         if scored is not None:
-            for name, (least, most) in self._metrics(block, known, scored).items():
-                within(self.report, place, f"metric {name}", block.data["metrics"].get(name), least, most)
+            for name, (low, high) in self._metrics(block, known, scored).items():
+                within(self.report, place, f"metric {name}", block.data["metrics"].get(name), low, high)
         self._masks(block, place)
 
     def rollouts(self, items: Sequence[RecordedRollout]) -> Scored | None:
@@ -96,8 +96,8 @@ class GenerationCheck:
                 found[f"completions/max_{kind}length"] = max(numbers)
             found["completions/clipped_ratio"] = 1 - sum(data["ended"]) / len(lengths)
         pairs = {name: (value, value) for name, value in found.items()}
-        least, most = scored.zero
-        return pairs | {"frac_reward_zero_std": (least / len(items), most / len(items))}
+        low, high = scored.zero
+        return pairs | {"frac_reward_zero_std": (low / len(items), high / len(items))}
 
     def _masks(self, block: Block, place: str) -> None:
         data = block.data
@@ -121,12 +121,12 @@ def values_of(item: RecordedRollout) -> dict[str, float]:
 
 
 def within(
-    report: Report, place: str, kind: str, recorded: float | None, least: float, most: float, coarse: float = 1.0
+    report: Report, place: str, kind: str, recorded: float | None, low: float, high: float, coarse: float = 1.0
 ) -> None:
     """Compare a metric that may lie anywhere in a small range. Skip metrics that TRL does not have."""
-    if recorded is None or (math.isnan(recorded) and math.isnan(least)):
+    if recorded is None or (math.isnan(recorded) and math.isnan(low)):
         return
-    right = min(max(recorded, least), most) if least <= most else least
+    right = min(max(recorded, low), high) if low <= high else low
     report.number(place, kind, recorded, right, tolerance=2e-5 * coarse, size=0.01)
 
 

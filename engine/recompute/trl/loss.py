@@ -274,9 +274,9 @@ def _share(row: LossRow, terms: Sequence[Term], which: str, settings: Settings) 
         flag, near = flags[0] if flags else (False, False)
         return float(flag and not near), float(flag or near)
     n = max(row.count, 1.0)
-    least = sum(m for (flag, near), m in zip(flags, row.mask, strict=True) if flag and not near)
-    most = sum(m for (flag, near), m in zip(flags, row.mask, strict=True) if flag or near)
-    return least / n, most / n
+    low = sum(m for (flag, near), m in zip(flags, row.mask, strict=True) if flag and not near)
+    high = sum(m for (flag, near), m in zip(flags, row.mask, strict=True) if flag or near)
+    return low / n, high / n
 
 
 def _mean(rows: Sequence[LossRow], shares: Sequence[tuple[float, float]], settings: Settings) -> tuple[float, float]:

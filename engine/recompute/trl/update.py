@@ -104,8 +104,8 @@ class UpdateCheck:
             size = result.size + 1e-6
             self.report.number(place, "loss", block.data["loss"], result.loss, tolerance=LOSS * coarse, size=size)
         if self.settings.processes == 1:
-            for name, (least, most) in metrics(rows, result, self.settings).items():
-                within(self.report, place, f"metric {name}", block.data["metrics"].get(name), least, most, coarse)
+            for name, (low, high) in metrics(rows, result, self.settings).items():
+                within(self.report, place, f"metric {name}", block.data["metrics"].get(name), low, high, coarse)
 
     def _policies(self, where: str, row: LossRow, same_step: bool) -> None:
         """Check that log-probs of other policies are present, and that old ones match this policy before its update."""

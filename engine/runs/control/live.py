@@ -355,8 +355,8 @@ class Flights:
                 return None
             longest = sorted(self._open.values(), key=lambda f: f.began)[:SHOWN]
             took = sorted(self._durations)
-            half, most = (took[len(took) // 2], took[int(0.95 * (len(took) - 1))]) if took else (None, None)
-            return asdict(InFlight(len(self._open), longest, half, most, self._ended))
+            half, slowest = (took[len(took) // 2], took[int(0.95 * (len(took) - 1))]) if took else (None, None)
+            return asdict(InFlight(len(self._open), longest, half, slowest, self._ended))
 
 
 def in_flight(facts: Mapping[str, object]) -> InFlight | None:

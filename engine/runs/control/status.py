@@ -36,8 +36,8 @@ def write_state(path: Path, state: Mapping[str, object]) -> None:
     try:
         write_json(path, state)
     except OSError:
-        least = {k: v for k, v in state.items() if k not in ("in_flight", "summary")}
-        if not any(overwrite(path, json.dumps(version, default=str).encode()) for version in (state, least)):
+        essential = {k: v for k, v in state.items() if k not in ("in_flight", "summary")}
+        if not any(overwrite(path, json.dumps(version, default=str).encode()) for version in (state, essential)):
             raise
 
 

@@ -100,10 +100,10 @@ def trained(filter: str) -> str:
     return f"({filter}) and {TRAINED}" if filter else TRAINED
 
 
-def spans(steps: Sequence[int], most: int) -> list[Span]:
-    """Divide steps into at most `most` spans of about equal size."""
+def spans(steps: Sequence[int], limit: int) -> list[Span]:
+    """Divide steps into at most `limit` spans of about equal size."""
     if not steps:
         return [None]
-    parts = min(most, len(steps))
+    parts = min(limit, len(steps))
     edges = [len(steps) * i // parts for i in range(parts + 1)]
     return [(steps[a], steps[b - 1]) for a, b in pairwise(edges)]

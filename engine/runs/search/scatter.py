@@ -78,11 +78,11 @@ def _sql(labels: Labels, name: str) -> str:
     return f"(SELECT number FROM extras WHERE extras.name = {id_} AND extras.n = rows.n)"
 
 
-def _axis(name: str, low: float, high: float, most: int) -> Axis:
-    """Return at most `most` cells with round edges."""
-    least = max((high - low) / max(1, most - 2), abs(high) * 1e-9, 1e-300)
-    power = 10.0 ** math.floor(math.log10(least))
-    step = next(factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0, 20.0) if factor * power >= least)
+def _axis(name: str, low: float, high: float, cells: int) -> Axis:
+    """Return at most `cells` cells with round edges."""
+    smallest = max((high - low) / max(1, cells - 2), abs(high) * 1e-9, 1e-300)
+    power = 10.0 ** math.floor(math.log10(smallest))
+    step = next(factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0, 20.0) if factor * power >= smallest)
     step = max(1.0, math.ceil(step)) if name in WHOLE else step
     start = math.floor(low / step + 1e-9)
     return Axis(name, start * step, step, math.floor(high / step + 1e-9) - start + 1)

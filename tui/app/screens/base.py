@@ -45,7 +45,7 @@ def destination(text: str, reads: Reads, query: Query = EVERYTHING) -> Destinati
         "trajectories": Trajectories(run),
         "groups": Groups(run, matching),
     }
-    matches = [place for name, place in screens.items() if text and name.startswith(text.lower())]
+    matches = [screen for name, screen in screens.items() if text and name.startswith(text.lower())]
     if matches:
         return matches[0]
     step = _STEP.fullmatch(text)
@@ -203,11 +203,11 @@ class AppScreen(Screen[Any]):
             if self.gone_to(text):
                 return
             try:
-                place = destination(text, reads, query)
+                target = destination(text, reads, query)
             except (RecordError, LookupError) as error:
                 self.say(str(error).strip("\"'"), "error")
                 return
-            self.shell.open(place, replace=isinstance(place, Stepper) and isinstance(self.destination, Stepper))
+            self.shell.open(target, replace=isinstance(target, Stepper) and isinstance(self.destination, Stepper))
 
         return ask(self, "Go to", "", go, hint=HINT)
 

@@ -103,13 +103,13 @@ class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
             self.run_worker(self._start(), group="behavior", exclusive=True)
 
     async def _start(self) -> None:
-        query, window, chosen, most = self.list_query, self.chart_view.window, self.chosen, self._columns_asked
+        query, window, chosen, max_columns = self.list_query, self.chart_view.window, self.chosen, self._columns_asked
 
         def read(reader: RunReader) -> tuple[Sequence[int], Sequence[SpanBehavior]]:
             steps = list(reader.rollouts.per_step(replace(query, filter=trained(query.filter))))
             shown = [s for s in steps if window is None or window[0] <= s <= window[1]]
-            every = spans(shown, most) if shown or not steps else ()
-            selected: Sequence[Span] = [(step, step) for step in chosen[:most]] or every
+            every = spans(shown, max_columns) if shown or not steps else ()
+            selected: Sequence[Span] = [(step, step) for step in chosen[:max_columns]] or every
             return steps, reader.rollouts.behavior(query, selected)
 
         try:

@@ -184,11 +184,11 @@ class CompareScreen(AppScreen):
         return [self.evaluations, self.table, self.configs, self.chart]
 
     def plan(self, width: int, height: int) -> list[Box]:
-        names, parts, least = ["chart", "configs"], [SplitPart(8, 1.3), SplitPart(6, 1.0)], 180
+        names, parts, min_width = ["chart", "configs"], [SplitPart(8, 1.3), SplitPart(6, 1.0)], 180
         if not self.curves:
-            names, least = ["evaluations", "flips", "configs"], 140
+            names, min_width = ["evaluations", "flips", "configs"], 140
             parts = [SplitPart(10, 1.0), SplitPart(5, 1.0), SplitPart(5, 1.0)]
-        if width < least:
+        if width < min_width:
             return [Box(name, 0, y, width, h) for name, (y, h) in zip(names, split(height, parts), strict=True)]
         (ax, aw), (bx, bw) = split(width, [SplitPart(60, 1.1), SplitPart(60, 1.0)])
         right = zip(names[1:], split(height, parts[1:]), strict=True)

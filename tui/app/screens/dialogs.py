@@ -50,9 +50,9 @@ class Modal(ModalScreen[Answer]):
     def on_resize(self) -> None:
         screen = self.app.size
         width = min(self._widest, screen.width - 4 if screen.width >= 40 else screen.width)
-        most = screen.height - 2 if screen.height >= 10 else screen.height
+        max_height = screen.height - 2 if screen.height >= 10 else screen.height
         self.frame.styles.width = width
-        self.frame.styles.height = max(3, min(self.rows(width - 4) + 2, most))
+        self.frame.styles.height = max(3, min(self.rows(width - 4) + 2, max_height))
 
     def repaint(self) -> None:
         self._pane.changed()

@@ -98,8 +98,8 @@ class PlayScreen(ReadingScreen):
         side = min(56, max(36, width // 3))
         rows = self.reward.rows_for(side - 4) + 2 if self.now is not None and self.now.record.trajectory.steps else 4
         needed = len(self.tools.build(side - 4, height)) + 2
-        least = max(4, min(rows, height - min(needed, height // 2)))
-        tools, reward = split(height, [SplitPart(4), SplitPart(least, 0.0)])
+        min_height = max(4, min(rows, height - min(needed, height // 2)))
+        tools, reward = split(height, [SplitPart(4), SplitPart(min_height, 0.0)])
         boxes = [Box(name, 0, y, side, h) for name, (y, h) in (("tools", tools), ("reward", reward))]
         x, text, middle = side - 1, width - side + 1, height
         if self._model_text:

@@ -91,11 +91,11 @@ class RunsScreen(TableScreen):
     def header(self, width: int) -> tuple[Line, Line]:
         p = self.palette
         left = Line(p).add("grpo-tui", p.title).add(" · runs in ", p.muted)
-        place = str(self.shell.runs_dir)
+        folder = str(self.shell.runs_dir)
         home = str(Path.home())
-        place = "~" + place[len(home) :] if place.startswith(home + "/") else place
+        folder = "~" + folder[len(home) :] if folder.startswith(home + "/") else folder
         marked = self._marked(width - 40)
-        left.add(place, p.text, most=max(4, width - 48 - marked.width))
+        left.add(folder, p.text, most=max(4, width - 48 - marked.width))
         if self.text:
             left.add(" · ", p.faint).add(self.text, p.accent)
         running = sum(r.info.status in ("running", "starting", "paused") for r in self.rows)
@@ -231,12 +231,12 @@ class RunsScreen(TableScreen):
         row = self.current
         self._go("trajectories", Branching if row is not None and is_branch(row.info) else Trajectories)
 
-    def _go(self, view: str, place: Callable[[Path], Destination]) -> None:
+    def _go(self, view: str, destination_of: Callable[[Path], Destination]) -> None:
         row = self.current
         if row is not None:
             self.shell.memory.put("seen_hint", True)
             self.shell.memory.run(row.info.id)["view"] = view
-            self.shell.open(place(Path(row.info.path)))
+            self.shell.open(destination_of(Path(row.info.path)))
 
     def action_mark(self) -> None:
         row = self.current

@@ -93,8 +93,8 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         group = min(len(self.cursor.opened.group) + 4, max(5, height // 3))
         reward = 0
         if stacked:
-            most = height - group - min(len(self.cursor.steps) + 2, height // 4) if step_rewards else height // 2
-            reward = max(4, min(self.reward.rows_for(width - 4) + 2, most))
+            max_height = height - group - min(len(self.cursor.steps) + 2, height // 4) if step_rewards else height // 2
+            reward = max(4, min(self.reward.rows_for(width - 4) + 2, max_height))
         boxes = [
             Box("group", 0, 0, width, group),
             Box("steps", 0, group - 1, width, height - group - max(0, reward - 1) + 1),

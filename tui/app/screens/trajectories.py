@@ -265,9 +265,9 @@ def _begin(
         row = (rollouts.first("train") or 1) - 1
     # read the page first: it fills a screen before a million rows are counted
     rows = rollouts.page(query, offset=row // PAGE * PAGE, limit=PAGE)
-    least, notes = rollouts.least(query), rollouts.filter_notes(query.filter)
+    count, notes = rollouts.least(query), rollouts.filter_notes(query.filter)
     warnings = "; ".join([*reader.problems, *notes])
-    return row, rows, least, warnings, extras_shown(rollouts.names("extra"), query.filter)
+    return row, rows, count, warnings, extras_shown(rollouts.names("extra"), query.filter)
 
 
 def branch_screen(reads: Reads) -> TrajectoriesScreen:

@@ -198,17 +198,17 @@ class Chart(Pane):
 
     def _heading(self, shown: list[Series], width: int, height: int) -> list[Line]:
         """Return the heading and the legend. To fit all curves, drop spreads, then add a line, then drop values."""
-        most, wide = 2 if height < 12 else 3, width >= 52
+        max_lines, wide = 2 if height < 12 else 3, width >= 52
         for more, spreads, values in ((0, wide, True), (0, False, True), (1, False, True), (1, False, False)):
-            lines, fits = self._legend(shown, width, most + more, spreads, values)
+            lines, fits = self._legend(shown, width, max_lines + more, spreads, values)
             if fits and (not more or height >= len(lines) + 4):  # an added line must leave room for the curves
                 return lines
-        return self._legend(shown, width, most, wide, True)[0]
+        return self._legend(shown, width, max_lines, wide, True)[0]
 
     def _legend(
-        self, shown: list[Series], width: int, most: int, spreads: bool, values: bool
+        self, shown: list[Series], width: int, max_lines: int, spreads: bool, values: bool
     ) -> tuple[list[Line], bool]:
-        """Return at most `most` lines, and whether they contain every curve."""
+        """Return at most `max_lines` lines, and whether they contain every curve."""
         p = self.palette
         first = Line(p)
         if self.heading and (width >= 52 or len(shown) < 2):
@@ -224,7 +224,7 @@ class Chart(Pane):
             if spreads and series.spread and value is not None:
                 item.add(f" ± {number(series.spread[-1])}", p.faint)
             if lines[-1].width and lines[-1].width + item.width > width:
-                if len(lines) >= most:
+                if len(lines) >= max_lines:
                     return lines, False
                 lines.append(Line(p))
             lines[-1].offer(item, width)
@@ -259,12 +259,12 @@ class _YAxis:
         self.rows = max(1, rows)
         self.range = _extent(group)
         low, high = self.range
-        most = max(2, self.rows // 3)
+        limit = max(2, self.rows // 3)
         if log:
-            values = decades(low, high, most)
+            values = decades(low, high, limit)
             texts = [label for exponent in values for label in labels([float(f"{10.0**exponent:.3g}")])]
         else:
-            values = ticks(low, high, most)
+            values = ticks(low, high, limit)
             texts = labels(values)
         self.labels = list(zip(values, texts, strict=True))
 

@@ -133,11 +133,11 @@ class ColumnBodies(ColumnsPane):
             lines += self._folded(text, styles[name], _LINES[name], cells, head) if text else []
         return lines
 
-    def _folded(self, text: str, style: Style, most: int, cells: int, head: Line) -> list[Line]:
-        p, most = self.palette, most * (10 if self.whole else 1)
-        parts = wrap(text[:_CHARACTERS].strip("\n"), max(4, cells - 2), min(_CHARACTERS, (most + 1) * cells * 2))
-        lines = [(head if not i else Line(p).gap(2)).add(part, style) for i, part in enumerate(parts[:most])]
-        if len(parts) > most or len(text) > _CHARACTERS:
+    def _folded(self, text: str, style: Style, max_lines: int, cells: int, head: Line) -> list[Line]:
+        p, max_lines = self.palette, max_lines * (10 if self.whole else 1)
+        parts = wrap(text[:_CHARACTERS].strip("\n"), max(4, cells - 2), min(_CHARACTERS, (max_lines + 1) * cells * 2))
+        lines = [(head if not i else Line(p).gap(2)).add(part, style) for i, part in enumerate(parts[:max_lines])]
+        if len(parts) > max_lines or len(text) > _CHARACTERS:
             lines.append(Line(p).gap(2).add("✂ more", p.faint))
         return lines
 

@@ -168,13 +168,15 @@ class DiffPane(FlowPane):
             if name == "reward" or (count == 1 and name == "call"):
                 return [first] * (name == "call")
             return [Line(p).add(f" = {name}: {count:,} equal line{'s' * (count > 1)}", p.faint, cells=self._width)]
-        lines, most = [], _FIELD
+        lines, limit = [], _FIELD
         if name in ("thought", "answered") and not (left and right):
             lines.append(
                 Line(p).add(f" ≠ {name}: only on the {'left' if left else 'right'}", p.faint, cells=self._width)
             )
-            most = _ONE_SIDE
-        cuts = [text if len(text) <= most else text[:most].rpartition(" ")[0] or text[:most] for text in (left, right)]
+            limit = _ONE_SIDE
+        cuts = [
+            text if len(text) <= limit else text[:limit].rpartition(" ")[0] or text[:limit] for text in (left, right)
+        ]
         for row in rows(*cuts):
             if row.equal:
                 lines.append(Line(p).add(f"   ⋯ {row.equal:,} equal lines", p.faint, cells=self._width))

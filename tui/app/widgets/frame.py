@@ -70,9 +70,9 @@ def split(total: int, parts: Sequence[SplitPart]) -> list[tuple[int, int]]:
         for i in open_parts:
             share = max(1, int(extra * parts[i].grow / weight))
             share = min(share, extra - used)
-            most = parts[i].most
-            if most is not None and sizes[i] + share >= most:
-                share = max(0, most - sizes[i])
+            limit = parts[i].most
+            if limit is not None and sizes[i] + share >= limit:
+                share = max(0, limit - sizes[i])
                 full.append(i)
             sizes[i] += share
             used += share

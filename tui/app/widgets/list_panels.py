@@ -92,18 +92,18 @@ class HistogramPane(Pane):
 
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
-        most = max((n for _, _, n in self.bins), default=0)
-        if not most:
+        largest = max((n for _, _, n in self.bins), default=0)
+        if not largest:
             text = f"no {self.what} to show" if self._read else "reading…"
             return [Line(p).add(text, p.faint, cells=width, align="^")]
         rows = max(1, height - 1)
-        side = min(8, max(len(count(most)), 4))
+        side = min(8, max(len(count(largest)), 4))
         cells = max(1, (width - side - 1 - (len(self.what) + 1 if width >= 60 else 0)) // len(self.bins))
         lines = []
         for y in range(rows):
-            line = Line(p).add(count(most) if y == 0 else "", p.faint, cells=side, align=">").gap()
+            line = Line(p).add(count(largest) if y == 0 else "", p.faint, cells=side, align=">").gap()
             for index, (low, high, n) in enumerate(self.bins):
-                eighths = round(n / most * rows * 8)
+                eighths = round(n / largest * rows * 8)
                 level = max(0, min(8, eighths - (rows - 1 - y) * 8))
                 if n and y == rows - 1:
                     level = max(1, level)

@@ -56,26 +56,26 @@ class ScatterChart(Chart):
         margin = min(MARGIN - 2, max(map(len, texts), default=1))
         plot, tall = max(2, width - margin - 1), height - 2
         rows, columns = _spread(y.cells, tall), _spread(x.cells, plot)
-        named = {
+        labels_by_row = {
             round((y.high - tick) / (y.high - y.low) * tall): text for tick, text in zip(values, texts, strict=True)
         }
-        most = max(32, *(n for n, _ in cloud.cells.values()))
+        largest = max(32, *(n for n, _ in cloud.cells.values()))
         lines = [Line(p).add(self.told(), p.accent, cells=width)]
         for row, (cell, middle) in enumerate(reversed(rows)):
-            label = named.get(row, "")
+            label = labels_by_row.get(row, "")
             line = Line(p).add(label, p.muted, cells=margin, align=">").add("┤" if label else "│", p.border)
-            self._cells(line, cloud, (cell, middle), columns, most)
+            self._cells(line, cloud, (cell, middle), columns, largest)
             lines.append(line)
         self.x_name, self.x_whole = x.name, x.step >= 1
         return [*lines, self._x_axis(margin, plot, x.low, x.high, named=True)]
 
     def _cells(
-        self, line: Line, cloud: Cloud, row: tuple[int, bool], columns: list[tuple[int, bool]], most: int
+        self, line: Line, cloud: Cloud, row: tuple[int, bool], columns: list[tuple[int, bool]], largest: int
     ) -> None:
         p, begin = self.palette, line.width
         for index, (column, middle) in enumerate(columns):
             n = cloud.cells.get((column, row[0]), (0, 0))[0]
-            level = 0 if n <= 1 else 1 + int(4.999 * math.log(n) / math.log(most))
+            level = 0 if n <= 1 else 1 + int(4.999 * math.log(n) / math.log(largest))
             centre = middle and row[1]
             if n and (centre or level >= _FILLS):
                 selected = centre and (column, row[0]) == self.cursor

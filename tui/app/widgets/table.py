@@ -223,9 +223,9 @@ class Table(Pane):
             line.add(" …", p.faint)
             return line.cells(width, p.cursor if selected else None)
         line.add(self.marked(row), p.warn_bold, cells=1)
-        for place, (column, size) in enumerate(columns):
+        for number, (column, size) in enumerate(columns):
             value, style = column.cell(row)
-            line.gap(int(place > 0))
+            line.gap(int(number > 0))
             if isinstance(value, Line):
                 line.extend(value.cropped(size)).to(line.width + size - min(size, value.width))
             else:

@@ -224,8 +224,8 @@ class TextLayout:
     def _left(self, field: Field, text: str) -> int:
         if not field.name:
             return field.indent
-        named = cells_of(field.name) + 1
-        return field.indent + (named if self._beside(field, text) and (named <= 6 or "\n" not in text) else 2)
+        name_width = cells_of(field.name) + 1
+        return field.indent + (name_width if self._beside(field, text) and (name_width <= 6 or "\n" not in text) else 2)
 
     # -- lines --------------------------------------------------------------------------------------------------
 

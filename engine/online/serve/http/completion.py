@@ -73,8 +73,8 @@ class ChatForm:
             while text or scores:
                 yield self.piece(Piece(text[:PIECE], index, scores))
                 text, scores = text[PIECE:], ()
-            for place, call in enumerate(written.calls):
-                yield self._chunk({"tool_calls": [{"index": place, **_tool_call(call)}]}, index)
+            for number, call in enumerate(written.calls):
+                yield self._chunk({"tool_calls": [{"index": number, **_tool_call(call)}]}, index)
 
     def end(self, answer: Answer) -> Iterator[str]:
         """Yield the finish reasons, the usage if requested, and the end mark."""
