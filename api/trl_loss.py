@@ -88,7 +88,7 @@ class LossTap:
             self._log = UpdateLog(recorder.run_dir, "training" if rank == 0 else f"rank{rank}")
             settings = Block("settings", step, settings_of(self.trainer))
             recorder.later(lambda: self._write(settings))
-        metrics = self._news(self._before)
+        metrics = self._new_metrics(self._before)
         tensors = {name: _cpu(batch[name]) for name in BATCH if name in batch}
         items = _number(batch.get("num_items_in_batch"))
         recorder.later(lambda: self._write_generation(step, ids, tensors, items, metrics))
@@ -163,7 +163,7 @@ class LossTap:
             logps=logps.detach(),
             entropies=None if entropies is None else entropies.detach(),
             inputs=inputs,
-            metrics=self._news(before),
+            metrics=self._new_metrics(before),
             accumulated=int(getattr(self.trainer, "current_gradient_accumulation_steps", 1)),
         )
         logps.register_hook(lambda gradient: setattr(noted, "gradient", gradient.detach().clone()))
@@ -172,7 +172,7 @@ class LossTap:
     def _counts(self) -> dict[str, int]:
         return {name: len(values) for name, values in _lists(self.trainer).items()}
 
-    def _news(self, before: Mapping[str, int]) -> dict[str, float]:
+    def _new_metrics(self, before: Mapping[str, int]) -> dict[str, float]:
         """Return the metrics added since `before`, by name."""
         lists = _lists(self.trainer)
         return {name: float(values[-1]) for name, values in lists.items() if len(values) > before.get(name, 0)}
@@ -257,8 +257,8 @@ def settings_of(trainer: Any) -> dict[str, object]:
     """Return the declared settings, TRL's version, and the methods that a subclass overrides."""
     args = trainer.args
     found = {name: _plain(getattr(args, name)) for name in SETTINGS if hasattr(args, name)}
-    own = itertools.takewhile(lambda c: c.__module__.split(".")[0] != "trl", type(trainer).__mro__)
-    replaced = sorted({name for c in own for name in METHODS if name in vars(c)})
+    subclasses = itertools.takewhile(lambda c: c.__module__.split(".")[0] != "trl", type(trainer).__mro__)
+    replaced = sorted({name for c in subclasses for name in METHODS if name in vars(c)})
     dropout = any(getattr(m, "p", 0.0) for m in trainer.model.modules() if type(m).__name__ == "Dropout")
     facts = {
         "trl": metadata.version("trl"),

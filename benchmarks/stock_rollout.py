@@ -36,7 +36,7 @@ class StockRollout:
         self.merges = config.model.sft_adapters is None or config.model.weights == "float32"
         self.max_turns = config.environment.config["max_turns"]
         self.env: Any = make_env(rows[0].env_class_path, rows[0].env_config, tokenizer)
-        self.env._meet(TransformersAgent(model, tokenizer))  # the policy gets the same prompts as in our trainer
+        self.env._adapt_to(TransformersAgent(model, tokenizer))  # the policy gets the same prompts as in our trainer
         self.chat = ChatBridge(tokenizer)
         self.measured: list[dict[str, float]] = []
 

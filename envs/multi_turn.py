@@ -158,11 +158,11 @@ class MultiTurnEnv(Env[State, Task]):
     ) -> tuple[list[Message], list[dict[str, object]] | None]:
         """Return the input of `agent` before its first turn: the messages, and the tool schemas for its chat template.
         Exceptions of `reset` propagate."""
-        self._meet(agent)
+        self._adapt_to(agent)
         _, messages, _, _ = self._reset(LiveRollout(task))
         return messages, self._offered
 
-    def _meet(self, agent: object) -> None:
+    def _adapt_to(self, agent: object) -> None:
         """Determine the prompt style, the call syntax and the vision of this agent."""
         self.style = self._style(agent)
         self._reader = call_reader(agent) if self.style == "native" else None
@@ -231,7 +231,7 @@ class MultiTurnEnv(Env[State, Task]):
         fresh: int | None,
     ) -> Trial | None:
         """Reset the rollouts of a trial and open one session for them. Returns None if there are no tasks."""
-        self._meet(agent)
+        self._adapt_to(agent)
         self._kept.store = self.image_store
         watches = TrialWatches()
         with watches.environment:

@@ -33,7 +33,7 @@ class TreeSession:
         self._fresh = fresh
         self._size = num_rollouts
         self._seed = seed
-        self._begun: set[int] = set()
+        self._started: set[int] = set()
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:
         turns = {row: turn for row in rows if (turn := self._repeated(row)) is not None}
@@ -64,8 +64,8 @@ class TreeSession:
     def _repeated(self, row: int) -> AgentTurn | None:
         """Return the parent's turn that a row repeats next, or None if the policy is to generate."""
         rollout = self._rollouts[row]
-        if rollout.number >= self._fresh and row not in self._begun:
-            self._begun.add(row)
+        if rollout.number >= self._fresh and row not in self._started:
+            self._started.add(row)
             self._branch(row, rollout)
         if rollout.parent is None or len(rollout.steps) >= rollout.shared:
             return None

@@ -116,14 +116,14 @@ class Turns:
         """Run all rollouts to their ends. Exceptions of the agent propagate."""
         session = self.trial.session
         if isinstance(session, AsyncAgentSession):
-            asyncio.run(self._each_alone(session))
+            asyncio.run(self._advance_independently(session))
         else:
             self._together(session)
 
     def _together(self, session: AgentSession) -> None:
         for wave in (False, True):
-            rows = [row for row, rollout in enumerate(self.rollouts) if self._later(rollout) is wave]
-            while live := [row for row in rows if self._goes_on(self.rollouts[row])]:
+            rows = [row for row, rollout in enumerate(self.rollouts) if self._waits_for_wave(rollout) is wave]
+            while live := [row for row in rows if self._continues(self.rollouts[row])]:
                 self._advance(session, live)
                 self._tell()
 
@@ -141,21 +141,21 @@ class Turns:
             for row, outcome in zip(acting, outcomes, strict=True):
                 self.note(self.rollouts[row], turns[row], outcome)
         with self.trial.watches.generating:
-            going_on = [row for row in acting if self._goes_on(self.rollouts[row])]
+            going_on = [row for row in acting if self._continues(self.rollouts[row])]
             if going_on:
                 self.trial.observe(going_on)
 
-    async def _each_alone(self, session: AsyncAgentSession) -> None:
+    async def _advance_independently(self, session: AsyncAgentSession) -> None:
         """Advance each rollout independently of the others. The time during which any of them waits for a turn counts
         as generating."""
         guard = AsyncGuard(timeout_s=self.timeout_s, workers=self.workers)
 
         async def play(row: int) -> None:
             rollout = self.rollouts[row]
-            if self._later(rollout):
+            if self._waits_for_wave(rollout):
                 first = row - rollout.number
                 await asyncio.gather(*(tasks[r] for r in range(first, first + (self.fresh or 0)) if r in tasks))
-            while self._goes_on(rollout):
+            while self._continues(rollout):
                 if rollout.steps:
                     self.trial.observe([row])
                 with self.trial.watches.generating:
@@ -178,10 +178,10 @@ class Turns:
             time.perf_counter() - started - (self.trial.watches.generating.seconds - generated)
         )
 
-    def _later(self, rollout: LiveRollout) -> bool:
+    def _waits_for_wave(self, rollout: LiveRollout) -> bool:
         return self.fresh is not None and rollout.number >= self.fresh
 
-    def _goes_on(self, rollout: LiveRollout) -> bool:
+    def _continues(self, rollout: LiveRollout) -> bool:
         return rollout.live and len(rollout.steps) < self.max_turns
 
     def _has_acted(self, rollout: LiveRollout, turn: AgentTurn) -> bool:
@@ -194,4 +194,4 @@ class Turns:
 
     def _tell(self) -> None:
         if self.on_progress is not None:
-            self.on_progress(sum(not self._goes_on(rollout) for rollout in self.rollouts), len(self.rollouts))
+            self.on_progress(sum(not self._continues(rollout) for rollout in self.rollouts), len(self.rollouts))

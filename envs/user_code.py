@@ -32,12 +32,12 @@ class _WorkingFolder:
         self.named: set[str] = set()
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if path is not None or not (name in self.named or (not self.before and self._asked_from_here())):
+        if path is not None or not (name in self.named or (not self.before and self._imported_from_here())):
             return None
         spec = PathFinder.find_spec(name, [self.folder])
         return spec if spec is not None and (spec.has_location or not self.before) else None
 
-    def _asked_from_here(self) -> bool:
+    def _imported_from_here(self) -> bool:
         """Return whether the import comes from code in this folder, not from a library installed below it."""
         frame = sys._getframe(2)
         while frame is not None and frame.f_code.co_filename.startswith(_IMPORTING):

@@ -170,13 +170,13 @@ def having(batch: Batch, needs: Sequence[Need]) -> Batch | None:
 
 def surprise_of(trajectory: Trajectory, logprobs: Sequence[float], agent_mask: Sequence[bool]) -> float | None:
     """Return minus the mean log-prob, in nats, of the tokens in the agent's turns, or None if not recorded."""
-    own = [
+    surprises = [
         float(p)
         for start, end in (s.token_span for s in trajectory.steps)
         for p, by_agent in zip(logprobs[start:end], agent_mask[start:end], strict=True)
         if by_agent
     ]
-    return -math.fsum(own) / len(own) if any(own) else None
+    return -math.fsum(surprises) / len(surprises) if any(surprises) else None
 
 
 def rollout_of(

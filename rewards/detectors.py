@@ -295,26 +295,26 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
 def unreadable_calls(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts with an unparsable call."""
     message = "hold a call that cannot be read, so the tool was never run"
-    return _trouble("unreadable_calls", message, batches, limits, lambda r: r.unreadable)
+    return _frequent("unreadable_calls", message, batches, limits, lambda r: r.unreadable)
 
 
 @detector("errors", share=True, urgent=0.25)
 def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts that ended in an error."""
-    return _trouble("errors", "ended in an error", batches, limits, lambda r: r.failed)
+    return _frequent("errors", "ended in an error", batches, limits, lambda r: r.failed)
 
 
 @detector("tool_errors", share=True, urgent=0.5)
 def tool_errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts with failed calls. A policy that is still learning its tools makes them at first."""
-    found = _trouble("errors", "have a call that failed", batches, limits, lambda r: r.call_failed, "tools")
+    found = _frequent("errors", "have a call that failed", batches, limits, lambda r: r.call_failed, "tools")
     better = improvement(batches, limits)
     return (
         [replace(f, message=f"{f.message[:-1]}, while {better}.", severity="hint") for f in found] if better else found
     )
 
 
-def _trouble(
+def _frequent(
     name: str,
     message: str,
     batches: Sequence[Batch],

@@ -70,9 +70,9 @@ class RewardModel:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        own: dict[str, object] = {"trust_remote_code": False}
-        model = AutoModelForSequenceClassification.from_pretrained(self.path, num_labels=1, **own)
-        tokenizer: Any = AutoTokenizer.from_pretrained(self.path, **own)
+        options: dict[str, object] = {"trust_remote_code": False}
+        model = AutoModelForSequenceClassification.from_pretrained(self.path, num_labels=1, **options)
+        tokenizer: Any = AutoTokenizer.from_pretrained(self.path, **options)
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
@@ -324,13 +324,19 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
     except UserCodeError as problem:
         raise RewardFunctionError(f"environment.reward_funcs: {problem}") from problem
     if found is None:
-        own = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-        if not own:  # a package that imports its functions lazily
-            own = [n for n in dir(module) if not n.startswith("_")]
-        near = difflib.get_close_matches(name, own, 1, 0.6)
+        functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+        if not functions:  # a package that imports its functions lazily
+            functions = [n for n in dir(module) if not n.startswith("_")]
+        near = difflib.get_close_matches(name, functions, 1, 0.6)
         raise RewardFunctionError(
             f'"{path}": there is no {name}'
-            + (f"; did you mean {near[0]}?" if near else f"; it has {', '.join(own)}" if own else " and nothing else")
+            + (
+                f"; did you mean {near[0]}?"
+                if near
+                else f"; it has {', '.join(functions)}"
+                if functions
+                else " and nothing else"
+            )
         )
     if inspect.isclass(found) or not callable(found):
         raise RewardFunctionError(f'"{path}" is {_shown(found)}, not a function `f(completions, **kwargs)`')

@@ -41,7 +41,7 @@ Prompts = dict[str, tuple[RolloutSummary, bool, frozenset[str]]]
 def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find success that differs between training and held-out tasks while held-out success does not improve."""
     first, latest = _evaluation(batches[0]), _evaluation(batches[-1])
-    recent = _near(batches, latest)
+    recent = _batches_near(batches, latest)
     groups = [fmean(bool(r.correct) for r in g) for g in groups_of(r for b in recent for r in b.rollouts)]
     if first is latest or len(groups) < TASKS or first.success is None or latest.success is None:
         return []
@@ -93,8 +93,8 @@ def leaked_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     policy's own text."""
     shown, others = _of_training(batches), _by_task(_evaluation(batches[-1]).rollouts)
     leaks, usual = ([r for r, leak, _ in side.values() if leak] for side in (shown, others))
-    own = {r.prompt for r in _with_own_texts(batches)}
-    leaks = [r for r in leaks if r.prompt not in own]
+    prompts = {r.prompt for r in _with_own_texts(batches)}
+    leaks = [r for r in leaks if r.prompt not in prompts]
     if not _more_often(len(leaks), len(shown), len(usual), len(others)):
         return []
     share, other = len(leaks) / len(shown), len(usual) / len(others)
@@ -187,7 +187,7 @@ def _evaluation(batch: Batch) -> HeldOut:
     return batch.held_out
 
 
-def _near(batches: Sequence[Batch], evaluation: HeldOut) -> Sequence[Batch]:
+def _batches_near(batches: Sequence[Batch], evaluation: HeldOut) -> Sequence[Batch]:
     """Return the last steps, enough for `TASKS` groups, or none if they are far from the evaluation."""
     if any(abs((b.step or 0) - evaluation.step) > NEAR for b in batches[-NEAR:]):
         return ()

@@ -94,8 +94,8 @@ class RewardNormalizer:
     def load_json(self, data: Mapping[str, Sequence[float]]) -> None:
         """Restore the output of `to_json`. Components that are not in `data` start empty."""
         known = {name: Moments.from_json(values) for name, values in data.items()}
-        own = {name: known.get(name, Moments()) for name in self.running}
-        self.running = {**{name: m for name, m in known.items() if name not in COMPONENTS}, **own}
+        restored = {name: known.get(name, Moments()) for name in self.running}
+        self.running = {**{name: m for name, m in known.items() if name not in COMPONENTS}, **restored}
 
 
 def group_normalized(

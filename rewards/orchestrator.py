@@ -142,8 +142,10 @@ class RewardOrchestrator:
         if groups is not None and len(groups) != len(trajectories):
             raise RewardError(f"{len(trajectories)} trajectories, but {len(groups)} groups")
         batch = StepBatch.of(trajectories, groups)
-        own = env_rewards if env_rewards is not None else [[s.reward or 0.0 for s in t.steps] for t in trajectories]
-        if [len(row) for row in own] != list(batch.counts):
+        step_rewards = (
+            env_rewards if env_rewards is not None else [[s.reward or 0.0 for s in t.steps] for t in trajectories]
+        )
+        if [len(row) for row in step_rewards] != list(batch.counts):
             raise RewardError("env_rewards needs one number for each step of each trajectory")
         keys = [[step.action_key for step in t.steps] for t in trajectories]
         inputs = RewardInputs(
@@ -151,7 +153,7 @@ class RewardOrchestrator:
             correctness,
             steps=[step for t in trajectories for step in t.steps],
             keys=keys,
-            env_rewards=[r for row in own for r in row],
+            env_rewards=[r for row in step_rewards for r in row],
             last=batch.last,
             states=self._embeddings(trajectories, batch.counts, embeddings),
             penalties=[check_steps(self.rules, t, k) for t, k in zip(trajectories, keys, strict=True)],
@@ -207,8 +209,10 @@ class RewardOrchestrator:
         for name, component in self.components.items():
             if facts.get(name) is not None:
                 prefix = _tensor_name(name, "")
-                own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-                component.load_state(own, facts[name])
+                state_of_component = {
+                    key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
+                }
+                component.load_state(state_of_component, facts[name])
         self.normalizer.load_json(facts["statistics"])
         self._pending = {}
 

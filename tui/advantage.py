@@ -81,7 +81,7 @@ def equation(formula: AdvantageFormula | None, step: int, advantage: float | Non
         if advantage == 0:
             return [FILTERED]
         return [f"The loss used a different advantage. The formula gives {fixed(computed, signed=True)}."]
-    places = next((n for n in range(2, 6) if _tells(formula, terms, advantage, n)), 6)
+    places = next((n for n in range(2, 6) if _is_exact(formula, terms, advantage, n)), 6)
     shown = [t for t in terms if not (t.std == 0 and abs(t.value - t.mean) < SAME)]
     parts = [_term(t, formula.epsilon, places, len(terms) > 1) for t in shown]
     equal = " and ".join(t.name for t in terms if t not in shown)
@@ -110,7 +110,7 @@ def _compared(formula: AdvantageFormula, terms: Sequence[AdvantageTerm]) -> str:
     return sentence.replace("{size}", size)
 
 
-def _tells(formula: AdvantageFormula, terms: Sequence[AdvantageTerm], advantage: float | None, places: int) -> bool:
+def _is_exact(formula: AdvantageFormula, terms: Sequence[AdvantageTerm], advantage: float | None, places: int) -> bool:
     total = 0.0
     for t in terms:
         std = None if t.std is None else round(t.std, places)

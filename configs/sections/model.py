@@ -82,7 +82,7 @@ class ModelConfig(Section):
 
     @field_validator("chat_template_kwargs")
     @classmethod
-    def _not_ours(cls, value: dict[str, object]) -> dict[str, object]:
+    def _reject_reserved_keys(cls, value: dict[str, object]) -> dict[str, object]:
         for name in ("messages", "conversation", "tools", "tokenize", "add_generation_prompt", "chat_template"):
             if name in value:
                 raise ValueError(f"{name} is set by the program. Give only keys of the template (enable_thinking)")

@@ -191,8 +191,8 @@ class RewardsConfig(Section):
     @property
     def needs_embeddings(self) -> bool:
         """Whether a component with a positive weight reads state embeddings."""
-        own = any(extra.embeddings and extra.weight > 0 for extra in self.extra_components.values())
-        return own or self.w_curiosity > 0 or self.w_coherence > 0
+        extra_needs = any(extra.embeddings and extra.weight > 0 for extra in self.extra_components.values())
+        return extra_needs or self.w_curiosity > 0 or self.w_coherence > 0
 
     @property
     def weights(self) -> dict[str, float]:
@@ -202,5 +202,5 @@ class RewardsConfig(Section):
     def normalization_of(self, component: str) -> Normalization:
         """Return the normalisation of a component. One without its own setting is a reward function."""
         extra = self.extra_components.get(component)
-        own = component if component in COMPONENTS else "functions"
-        return getattr(self.normalization, own) if extra is None else extra.normalization
+        key = component if component in COMPONENTS else "functions"
+        return getattr(self.normalization, key) if extra is None else extra.normalization

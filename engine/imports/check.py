@@ -79,7 +79,7 @@ def _by_step(reader: RunReader, filter_: str) -> Iterator[tuple[int | None, list
 class _Rollouts:
     def __init__(self, reader: RunReader, apart: tuple[str, ...], compared: bool) -> None:
         self._reader = reader
-        self._apart = apart
+        self._shaping = apart
         self._compared = compared
         self._dump = isinstance(reader, DumpReader)
         self._group: tuple[int | None, str] | None = None
@@ -111,7 +111,7 @@ class _Rollouts:
             record.trajectory,
             record.breakdown,
             tokens or row.tokens or 0,
-            self._apart,
+            self._shaping,
             advantage=row.advantage if self._compared else None,
             surprise=surprise,
             entropy=None if loss is None else loss.entropy,

@@ -31,11 +31,11 @@ def formats_of(options: Options) -> tuple[Format, ...]:
 
     Raises DumpError if a file of the user cannot be used.
     """
-    own = [_from_file(Path(p)) for p in options.importers]
-    own += [_from_entry_point(e) for e in entry_points(group=ENTRY_POINTS)]
+    custom = [_from_file(Path(p)) for p in options.importers]
+    custom += [_from_entry_point(e) for e in entry_points(group=ENTRY_POINTS)]
     if options.keys:
-        own.append(GENERIC.with_keys(options.keys))
-    return (*own, *FORMATS)
+        custom.append(GENERIC.with_keys(options.keys))
+    return (*custom, *FORMATS)
 
 
 def format_of(document: object, origin: Origin, formats: Sequence[Format]) -> Format | None:

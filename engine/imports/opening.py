@@ -71,8 +71,8 @@ def _nothing_found(dump: Path, summary: dict[str, Any], torn: str | None) -> str
         return f"nothing in {dump} can be opened: {where}: {first['why']}{others}"
     if not summary["files"]:
         runs = next(dump.glob(f"**/{RUN_FILE}"), None)
-        own = f" of other frameworks: to see its runs, write grpo-tui --runs-dir {quote(str(dump))}" if runs else ""
-        return f"{dump} holds no files{own}"
+        hint = f" of other frameworks: to see its runs, write grpo-tui --runs-dir {quote(str(dump))}" if runs else ""
+        return f"{dump} holds no files{hint}"
     if torn is not None:
         return f"nothing in {dump} can be opened: the last line of {torn} is no JSON, or is still being written"
     if known := [name for name in summary["formats"] if name != UNKNOWN]:

@@ -38,7 +38,7 @@ def is_silent(rollout: Rollout) -> bool:
 def words_reached(document: object, rollouts: list[Rollout]) -> tuple[int, int]:
     """Count the distinct words in the conversations of a document, and how many of them are in a rollout."""
     known: set[str] = set()
-    for part in _spoken(document, "", 0):
+    for part in _message_texts(document, "", 0):
         known.update(_split(part))
         if len(known) > _WORDS:
             break
@@ -51,21 +51,21 @@ def _split(value: str) -> list[str]:
     return _WORD.findall(_MARK.sub(" ", value))
 
 
-def _spoken(value: object, key: str, depth: int) -> Iterator[str]:
+def _message_texts(value: object, key: str, depth: int) -> Iterator[str]:
     if isinstance(value, str):
         if key in _SPOKEN and len(value) > 1:
             inner = parsed(value) if value[:1] in ("{", "[") else None
             if isinstance(inner, (Mapping, list)):
-                yield from _spoken(inner, key, depth + 1)
+                yield from _message_texts(inner, key, depth + 1)
             else:
                 yield value
     elif depth < 24 and isinstance(value, Mapping):
         for name, inner in value.items():
             if name != "status":  # the status of a span has a `code` and a `message`
-                yield from _spoken(inner, str(name), depth + 1)
+                yield from _message_texts(inner, str(name), depth + 1)
     elif depth < 24 and isinstance(value, list):
         for inner in value:
-            yield from _spoken(inner, key, depth + 1)
+            yield from _message_texts(inner, key, depth + 1)
 
 
 def _shown(rollout: Rollout) -> Iterator[str]:

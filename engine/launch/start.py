@@ -67,7 +67,7 @@ def start_run(
     trainer.check_processes(config.mode, accelerate_config)
     mode = "play" if by_hand else config.mode
     run_dir = _made(runs_dir, run_id) if resume is None else Path(find_run(runs_dir, resume).path)
-    with _alone(run_dir):
+    with _exclusive(run_dir):
         if resume is not None:
             _prepare_resume(run_dir)
         elif config.model.sft_adapters is not None:
@@ -100,7 +100,7 @@ def start_run(
 
 
 @contextmanager
-def _alone(run_dir: Path) -> Iterator[None]:
+def _exclusive(run_dir: Path) -> Iterator[None]:
     """Allow only one command at a time to start or resume this run."""
     with contextlib.ExitStack() as stack:
         try:

@@ -66,7 +66,7 @@ def wait_until_gone(run_dir: Path, seconds: float = 60.0) -> list[str]:
     return living(run_dir)
 
 
-def _goes_on(run_dir: Path, name: str, state: Mapping[str, object]) -> bool:
+def _outlives_run(run_dir: Path, name: str, state: Mapping[str, object]) -> bool:
     """Return whether a process outlives its run: the user's own script or notebook that recorded a run which has ended,
     not a process that was launched for the run."""
     return state.get("status") in ENDED and not (run_dir / PROCESSES / f"{name}.launch.json").exists()
@@ -76,7 +76,7 @@ def _is_alive(run_dir: Path, name: str, state: Mapping[str, object]) -> bool:
     """Return whether to wait for a process. A process on another machine whose status says that it ended does not
     count, even while that status is fresh."""
     ended_on_another_machine = is_elsewhere(state) and state.get("status") in ENDED
-    alive = state["alive"] and not ended_on_another_machine and not _goes_on(run_dir, name, state)
+    alive = state["alive"] and not ended_on_another_machine and not _outlives_run(run_dir, name, state)
     return bool(alive or state["launcher_alive"])
 
 
@@ -84,7 +84,7 @@ def _pids(run_dir: Path, *, own: bool = False) -> list[tuple[str, int]]:
     """Return the processes that can be signalled from here. own: only the process itself, not its launcher."""
     found: list[tuple[str, int]] = []
     for name in process_names(run_dir):
-        if _goes_on(run_dir, name, process_state(run_dir, name)):
+        if _outlives_run(run_dir, name, process_state(run_dir, name)):
             continue
         states = [process_state(run_dir, name), read_json(run_dir / PROCESSES / f"{name}.launch.json")]
         known = [(s.get("pid"), s.get("started"), s.get("born")) for s in states if not is_elsewhere(s)]

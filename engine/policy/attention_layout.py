@@ -157,7 +157,7 @@ def lay_out(cut: Cut) -> Layout:
     starts = cut.prompts.lengths[cut.prompt_of]
     starts[firsts] = 0
     every = [np.arange(start, end) for start, end in zip(starts.tolist(), length.tolist(), strict=True)]
-    return _layout(cut, every, _whole(cut) if dense <= split else _apart(cut))
+    return _layout(cut, every, _dense(cut) if dense <= split else _split(cut))
 
 
 def lay_out_last(cut: Cut, read: Sequence[np.ndarray], every: Layout) -> Layout:
@@ -183,7 +183,7 @@ def _layout(cut: Cut, read: Sequence[np.ndarray], attentions: Iterable[_Attentio
     return Layout(blocks, torch.from_numpy(out), int(cut.lengths.max()), sliding)
 
 
-def _whole(cut: Cut) -> Iterable[_Attention]:
+def _dense(cut: Cut) -> Iterable[_Attention]:
     """Lay out each rollout as a row of its prompt and its own tokens."""
     length = cut.lengths
     for rows in _by_length(length):
@@ -192,7 +192,7 @@ def _whole(cut: Cut) -> Iterable[_Attention]:
         yield _Attention(_Rows(np.where(real, cut.places(rows, columns), 0), real))
 
 
-def _apart(cut: Cut) -> Iterable[_Attention]:
+def _split(cut: Cut) -> Iterable[_Attention]:
     """Lay out each prompt once, and each rollout's own tokens over its prompt and themselves."""
     prompts, own = cut.prompts, cut.own
     for rows in _by_length(prompts.lengths):

@@ -66,8 +66,12 @@ def foreign_template(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) ->
     if config.chat_template is None:
         return ""
     source, revision = base_source(config)
-    own = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
-    lost = _special_tokens(own, own) - _special_tokens(tokenizer, own) if own.chat_template else set()
+    base_tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    lost = (
+        _special_tokens(base_tokenizer, base_tokenizer) - _special_tokens(tokenizer, base_tokenizer)
+        if base_tokenizer.chat_template
+        else set()
+    )
     if not lost:
         return ""
     return (

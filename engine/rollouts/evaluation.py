@@ -93,5 +93,5 @@ def _right(rollout: Rollout) -> bool | None:
 
 
 def _reward(rollout: Rollout) -> float:
-    own = rollout.trajectory.own_reward if rollout.trajectory is not None else None
-    return rollout.final_reward if own is None else own
+    reward = rollout.trajectory.own_reward if rollout.trajectory is not None else None
+    return rollout.final_reward if reward is None else reward

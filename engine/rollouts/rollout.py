@@ -133,10 +133,10 @@ class Rollout:
     @property
     def log_ratios(self) -> np.ndarray | None:
         """log π − log π_ref of each agent token but a first one, float32; None without a reference."""
-        own = self.logprobs if self.trained_logprobs is None else self.trained_logprobs
-        if own is None or self.ref_logprobs is None:
+        logprobs = self.logprobs if self.trained_logprobs is None else self.trained_logprobs
+        if logprobs is None or self.ref_logprobs is None:
             return None
-        return (own - self.ref_logprobs)[self.scored]
+        return (logprobs - self.ref_logprobs)[self.scored]
 
     @property
     def scorable(self) -> bool:

@@ -87,7 +87,7 @@ class ServerEvidence:
             if len(prompts) < 2:
                 continue
             if version == step:
-                found |= self._far_off(prompts)
+                found |= self._outliers(prompts)
             for server in prompts:
                 for name, sign in (("apart", 1), ("bias", 1), ("bias", -1), ("length", -1)):
                     reason = self._test(prompts, server, name, sign)
@@ -95,7 +95,7 @@ class ServerEvidence:
                         found.setdefault(server, reason)
         return found
 
-    def _far_off(self, prompts: Mapping[str, Sequence[Numbers]]) -> dict[str, str]:
+    def _outliers(self, prompts: Mapping[str, Sequence[Numbers]]) -> dict[str, str]:
         """Return servers beyond what rounding explains while others are far within it, or beyond `max_mismatch` and far
         from the others. Honest servers at the limit are neither, even with one prompt each."""
         means = {server: float(np.mean([p["apart"] for p in found])) for server, found in prompts.items()}
@@ -123,8 +123,8 @@ class ServerEvidence:
 
     def _test(self, prompts: Mapping[str, Sequence[Numbers]], server: str, name: str, sign: int) -> str:
         """Add the numbers of a step. Return the reason for suspicion, or an empty text."""
-        own = self._some([p[name] for p in prompts[server]])
-        others = self._some([p[name] for s, found in prompts.items() if s != server for p in found])
+        own = self._subset([p[name] for p in prompts[server]])
+        others = self._subset([p[name] for s, found in prompts.items() if s != server for p in found])
         evidence = self._evidence[server, name, sign]
         evidence.add(own, others, log_e_value(p_value(sign * own, sign * others, self._rng), len(own), len(others)))
         if evidence.log < -math.log(ALPHA):
@@ -140,7 +140,7 @@ class ServerEvidence:
             return f"its first turns have {mean:.0f} tokens in the mean, those of others {usual:.0f}"
         return ""
 
-    def _some(self, values: Sequence[float]) -> np.ndarray:
+    def _subset(self, values: Sequence[float]) -> np.ndarray:
         return self._rng.permutation(np.asarray(values, np.float64))[:MOST_PROMPTS]
 
 

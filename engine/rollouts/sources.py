@@ -53,12 +53,12 @@ def load_tasks(config: DataConfig, split: str, eval_tasks: int) -> list[Task]:
     assert config.source is not None
     if split == "eval" and eval_tasks == 0:
         return []
-    own = config.eval_source is not None or config.eval_split is not None
-    if split == "eval" and own:
+    separate = config.eval_source is not None or config.eval_split is not None
+    if split == "eval" and separate:
         split = config.eval_split or (config.split if config.eval_source is None else TRAIN)
         return read_tasks(config, config.eval_source or config.source, split)[:eval_tasks]
     tasks = read_tasks(config, config.source, config.split)[: config.rows]
-    if own or eval_tasks == 0:
+    if separate or eval_tasks == 0:
         return tasks
     held_out = _held_out(tasks, min(eval_tasks, len(tasks) // HOLD_OUT))
     side = [task for task in tasks if (_prompt_key(task) in held_out) == (split == "eval")]
@@ -174,13 +174,13 @@ class TaskMaker:
         column = config.prompt or next((c for c in PROMPT_COLUMNS if c in self.columns), None)
         if self.template is None and (column is None or column not in self.columns):
             missing = f"no column {config.prompt}" if config.prompt else "no column of prompts"
-            raise DataError(f"{has}, and {missing}: {self._cure()}")
+            raise DataError(f"{has}, and {missing}: {self._advice()}")
         self.prompt = column or ""
         self._kinds: dict[str, tuple[str, int]] = {}
         if config.answer is not None and config.answer not in self.columns:
             raise DataError(f"{has}, and no column {config.answer} for right answers: name it in data.answer")
 
-    def _cure(self) -> str:
+    def _advice(self) -> str:
         """Suggest a correction for a source without prompts."""
         only = self.columns[0] if len(self.columns) == 1 else ""
         separator = next((name for mark, name in ((";", "semicolons"), ("\t", "tabs")) if mark in only), None)
@@ -395,13 +395,13 @@ def _json_lines(source: str, text: str) -> Iterable[tuple[int, Any]]:
 
 def _parsed(text: str) -> Any:
     """Parse JSON. Raises ValueError, also for a duplicate key and for text that cannot be UTF-8."""
-    found = json.loads(text, object_pairs_hook=_once)
+    found = json.loads(text, object_pairs_hook=_unique_keys)
     if "\\u" in text:  # JSON allows halves of a surrogate pair
         json.dumps(found, ensure_ascii=False).encode()
     return found
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return an object with unique keys. Raises ValueError."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):

@@ -68,7 +68,7 @@ def run_branch(
     turns = turns_of(record.trajectory, tokens, agent.chat)
     before = turns[: source.step - 1]
     if source.token is not None:
-        before = [*before, _begun(turns[source.step - 1], source.token, known=tokens is not None)]
+        before = [*before, _truncated(turns[source.step - 1], source.token, known=tokens is not None)]
     continuations = Continuations(
         recorder,
         runner,
@@ -138,7 +138,7 @@ def turns_of(trajectory: Trajectory, tokens: TokenArrays | None, chat: ChatBridg
     return turns
 
 
-def _begun(turn: RecordedTurn, count: int, *, known: bool) -> RecordedTurn:
+def _truncated(turn: RecordedTurn, count: int, *, known: bool) -> RecordedTurn:
     """Cut a turn to its first tokens, for the policy to complete. Raises EvaluationError."""
     if not known:
         raise EvaluationError("the run recorded no tokens (logging.record_tokens): branch at a whole step")

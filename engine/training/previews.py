@@ -126,9 +126,9 @@ def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
         yield f"{config.data.source}: {len(tasks)} tasks of environments to train on, {len(held_out)} to evaluate on"
         yield from (json.dumps(task, ensure_ascii=False) for task in tasks[:rows])
         return
-    named_tasks = list(tasks[0]["columns"]) if tasks else []
+    names = list(tasks[0]["columns"]) if tasks else []
     yield f"{config.data.source}: {len(tasks)} rows to train on, {len(held_out)} to evaluate on"
-    yield f"columns for reward functions: {', '.join(named_tasks) or 'none'}"
+    yield f"columns for reward functions: {', '.join(names) or 'none'}"
     form = "texts" if tasks and tasks[0]["plain"] else "lists of messages"
     yield f"reward functions get completions as {form} (data.completions)"
     chat, prompt_for = _prompts(config) if tokens else (None, None)

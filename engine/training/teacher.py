@@ -45,8 +45,8 @@ def open_teacher(config: RunConfig, tokenizer: PreTrainedTokenizerBase, batch_si
         adapters = chosen
     else:
         model_config = model_config.model_copy(update={"base": chosen, "revision": None, "chat_template": None})
-    model, own = load_policy(model_config, adapters=adapters, trainable=False)
-    if own.get_vocab() != tokenizer.get_vocab():
+    model, teacher_tokenizer = load_policy(model_config, adapters=adapters, trainable=False)
+    if teacher_tokenizer.get_vocab() != tokenizer.get_vocab():
         raise ModelLoadError(
             f"training.distillation.teacher: {chosen} has another vocabulary than {config.model.base}, so it cannot "
             "score the policy's tokens; choose a model of the same family"

@@ -32,8 +32,8 @@ class GdpoAdvantage(GroupAdvantage):
         terms: list[list[list[AdvantageTerm] | None]] = []
         for group in groups:
             parts = GroupParts(group, self.among)
-            own = [[t for name in names if (t := parts.term(r, name))] if r.scored else None for r in group]
-            terms.append(own)
+            row = [[t for name in names if (t := parts.term(r, name))] if r.scored else None for r in group]
+            terms.append(row)
         sums = [None if t is None else sum(x.result(EPSILON) for x in t) for group in terms for t in group]
         mean, std, size = spread(sums)
         scaled = 1.0 / (std + EPSILON)

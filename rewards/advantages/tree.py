@@ -69,9 +69,9 @@ class Tree:
 
     def path(self, rollout: int) -> list[Node]:
         """Return the nodes of a rollout of S turns [S + 1], from the root."""
-        own = [ROOT, *((rollout, t + 1) for t in range(len(self.group[rollout].turns)))]
+        nodes = [ROOT, *((rollout, t + 1) for t in range(len(self.group[rollout].turns)))]
         branch = self.group[rollout].branch
-        return own if branch is None else [*self.path(branch[0])[: branch[1] + 1], *own[branch[1] + 1 :]]
+        return nodes if branch is None else [*self.path(branch[0])[: branch[1] + 1], *nodes[branch[1] + 1 :]]
 
     def terms(self, rollout: int, turns: Sequence[AdvantageTerm]) -> list[tuple[AdvantageTerm, ...]]:
         """Return the terms of each turn [S] of a rollout. turns: the terms of `turn` [S]."""

@@ -43,7 +43,7 @@ def load_rule(config: PenaltyRuleConfig) -> PenaltyRule:
 def make_rules(config: RewardsConfig) -> list[PenaltyRule]:
     """Create all rules with a non-zero cost. Raises PenaltyRuleError if a user's rule cannot be used."""
     rules = [rule(getattr(config.penalties, rule.id)) for rule in BUILT_IN] + [
-        load_rule(own) for own in config.penalty_rules
+        load_rule(path) for path in config.penalty_rules
     ]
     seen: set[str] = set()
     for rule in rules:

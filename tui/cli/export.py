@@ -76,7 +76,7 @@ def export(
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with opened(info) as reader:
-            count = chosen.write(part, _wholes(reader, filter_ or "", best), info)
+            count = chosen.write(part, _rollouts(reader, filter_ or "", best), info)
         os.replace(part, out)
     except OSError as error:
         fail(f"--out: {out} cannot be written: {error.strerror}")
@@ -94,12 +94,12 @@ def _print(chosen: ExportFormat, info: RunInfo, filter_: str, best: bool) -> Non
         fail("--out - is for a pipe or a file; `grpo-tui inspect` shows trajectories in a terminal", ExitCode.USAGE)
     with tempfile.TemporaryDirectory() as folder, opened(info) as reader:
         part = Path(folder) / "part"
-        chosen.write(part, _wholes(reader, filter_, best), info)
+        chosen.write(part, _rollouts(reader, filter_, best), info)
         with part.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)
 
 
-def _wholes(reader: RunReader, filter_: str, best: bool) -> Iterator[Whole]:
+def _rollouts(reader: RunReader, filter_: str, best: bool) -> Iterator[Whole]:
     rows = matching(reader, filter_, "", None)
     for row in _best(rows) if best else rows:
         yield replace(read_whole(reader, row.n), step=row.step)

@@ -34,7 +34,7 @@ def page_data(readers: Sequence[RunReader], names: Sequence[str], query: Query) 
     rollouts: list[bytes] = []
     contents = []
     for index, (reader, name) in enumerate(zip(readers, names, strict=True)):
-        rows, matching = _held(reader, index, query, ROLLOUTS // len(readers), BYTES // len(readers))
+        rows, matching = _selected(reader, index, query, ROLLOUTS // len(readers), BYTES // len(readers))
         rollouts += rows
         contents.append(f"{len(rows):,} of {matching} rollouts" + (f" of {literal(name)}" if len(names) > 1 else ""))
     matched = f" that match {literal(query.filter)}" if query.filter else ""
@@ -55,7 +55,7 @@ def curves(readers: Sequence[RunReader]) -> dict[str, list[list[tuple[int, float
     return dict(list(drawn.items())[:_CURVES])
 
 
-def _held(reader: RunReader, run: int, query: Query, count: int, size: int) -> tuple[list[bytes], Count]:
+def _selected(reader: RunReader, run: int, query: Query, count: int, size: int) -> tuple[list[bytes], Count]:
     """Return rollouts as JSON within the bounds, in order, and how many match."""
     matching = reader.rollouts.count(query)
     documents: dict[int, bytes] = {}

@@ -27,7 +27,7 @@ class ExportFormat:
     folder: bool = False
 
 
-def _whole(wholes: Iterable[Whole]) -> Iterator[dict[str, object]]:
+def _json_rows(wholes: Iterable[Whole]) -> Iterator[dict[str, object]]:
     for whole in wholes:
         yield {"n": whole.n, "step": whole.step} | trajectory_data(whole)
 
@@ -65,8 +65,8 @@ def _name(whole: Whole) -> str:
 
 
 FORMATS = {
-    "jsonl": ExportFormat("jsonl", _lines(_whole)),
-    "parquet": ExportFormat("parquet", lambda path, wholes, info: write_parquet(path, _whole(wholes))),
+    "jsonl": ExportFormat("jsonl", _lines(_json_rows)),
+    "parquet": ExportFormat("parquet", lambda path, wholes, info: write_parquet(path, _json_rows(wholes))),
     "messages": ExportFormat("messages.jsonl", _each(demonstration)),
     "openai": ExportFormat("openai.jsonl", _each(openai)),
     "sharegpt": ExportFormat("sharegpt.jsonl", _each(sharegpt)),

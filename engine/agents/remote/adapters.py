@@ -110,7 +110,7 @@ class AdapterPublisher:
         """Mean difference of the last checked server, in nats per token."""
         self.current: Adapter | None = None
         """The version that acts by default."""
-        self._wanted: list[Adapter] = []
+        self._published: list[Adapter] = []
         """Versions that every server has to serve, oldest first."""
         self._proved: dict[str, Adapter] = {}
         """Versions that every available server serves, by name."""
@@ -179,8 +179,8 @@ class AdapterPublisher:
         self._delete()
         with self._lock:
             kept = {*+self._users, "" if self.current is None else self.current.name}
-            old = [a for a in self._wanted if a.name not in kept]
-            self._wanted = [a for a in self._wanted if a.name in kept]
+            old = [a for a in self._published if a.name not in kept]
+            self._published = [a for a in self._published if a.name in kept]
             self._proved = {name: a for name, a in self._proved.items() if name in kept}
         if old:
             self._wait_for(self._unload(old))
@@ -212,12 +212,12 @@ class AdapterPublisher:
         async def unload() -> None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
-                    await self._unload(self._wanted)
+                    await self._unload(self._published)
 
         self.pool.run(unload())
-        self._unloaded += [adapter.folder for adapter in self._wanted]
+        self._unloaded += [adapter.folder for adapter in self._published]
         self._delete()
-        self._wanted, self._proved, self.current = [], {}, None
+        self._published, self._proved, self.current = [], {}, None
 
     def _wait_for(self, work: Coroutine[None, None, None]) -> None:
         self._running = self.pool.begin(work)
@@ -267,7 +267,7 @@ class AdapterPublisher:
 
     async def _give(self, adapter: Adapter, wait_s: float | None) -> None:
         with self._lock:
-            self._wanted = [*(a for a in self._wanted if a.name != adapter.name), adapter]
+            self._published = [*(a for a in self._published if a.name != adapter.name), adapter]
         try:
             await self.pool.each(self._admit)
             self.pool.weigh_anew()
@@ -275,7 +275,7 @@ class AdapterPublisher:
             await self.pool.wait_for_one(wait_s)
         except BaseException:
             with self._lock:
-                self._wanted = [a for a in self._wanted if a is not adapter]
+                self._published = [a for a in self._published if a is not adapter]
             raise
 
     async def _unload(self, adapters: Sequence[Adapter]) -> None:
@@ -288,16 +288,16 @@ class AdapterPublisher:
     async def _admit(self, client: ServerClient) -> None:
         """Load and verify every wanted version; unload other versions of this run."""
         proved: set[str] = set()
-        while missing := [a for a in self._wanted if a.name not in proved]:
+        while missing := [a for a in self._published if a.name not in proved]:
             served = await client.models()
             for adapter in missing:
                 if adapter.name not in served:
                     await client.load(adapter.name, adapter.served)
-                if adapter is self._wanted[-1] or adapter.name not in served:
+                if adapter is self._published[-1] or adapter.name not in served:
                     await self._prove(client, adapter)
                 proved.add(adapter.name)
             for name in served:
-                if self._is_own(name) and name not in {a.name for a in self._wanted}:
+                if self._is_own(name) and name not in {a.name for a in self._published}:
                     await client.unload(name)
 
     async def _prove(self, client: ServerClient, adapter: Adapter) -> None:

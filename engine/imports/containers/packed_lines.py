@@ -62,7 +62,7 @@ class PackedLines(Container):
                 documents = items(lambda at: _UpToDamage(self._at(path, at)), after, line)
                 if not begins_list(head) or SessionFile().detect(head):  # a list of messages is one document
                     with contextlib.suppress(ValueError):  # several documents, or a damaged one
-                        documents = iter([FoundDocument(0, 0, 1, 1, _whole(path, self.unpacked))][after:])
+                        documents = iter([FoundDocument(0, 0, 1, 1, _whole_document(path, self.unpacked))][after:])
             for found in documents:
                 if found.after > MAX_TEXT:
                     raise DumpError(f"it unpacks to more than {MAX_TEXT >> 30} GiB")
@@ -85,7 +85,7 @@ class PackedLines(Container):
         """Return the line or item at a text offset, or the one document if `length` is 0."""
         try:
             if length == 0:
-                return _whole(path, self.unpacked)
+                return _whole_document(path, self.unpacked)
             return loads(self._bytes(path, offset, length))
         except (*self.damage, EOFError, ValueError) as error:
             raise DumpError(f"{path}, byte {offset} of its text: {error}") from None
@@ -139,7 +139,7 @@ class _UpToDamage(BufferedIOBase):
 
 
 @cached_by_file(maxsize=1)
-def _whole(path: Path, unpacked: Callable[[BinaryIO], BufferedIOBase]) -> object:
+def _whole_document(path: Path, unpacked: Callable[[BinaryIO], BufferedIOBase]) -> object:
     """Parse a whole text as one document. Raises ValueError."""
     with path.open("rb") as file:
         data = unpacked(file).read(MAX_WHOLE + 1)

@@ -69,13 +69,13 @@ def _claude(entries: Entries) -> Iterable[Rollout]:
     session = next((str(s) for e in reversed(entries) if (s := e.get("sessionId") or e.get("session_id"))), "")
     about = next((e for e in entries if e.get("cwd")), {})
     for agent, branch in parts:
-        if not any(_is_spoken(e) for e in branch):
+        if not any(_is_message(e) for e in branch):
             continue
         prompt, completion = split(conversation(_claude_messages(branch)))
         answers = [mapping(e.get("message")) for e in branch if e.get("type") == "assistant"]
         usage = mapping(answers[-1].get("usage")) if answers else {}
         keys = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
-        end = next((e for e in reversed(branch) if _is_spoken(e) or e.get("type") == "result"), {})
+        end = next((e for e in reversed(branch) if _is_message(e) or e.get("type") == "result"), {})
         failed = end.get("isApiErrorMessage") or end.get("is_error") is True
         yield Rollout(
             prompt=prompt,
@@ -95,7 +95,7 @@ def _of_subagent(entry: Document) -> bool:
     return bool(entry.get("isSidechain") or entry.get("parent_tool_use_id"))
 
 
-def _is_spoken(entry: Document) -> bool:
+def _is_message(entry: Document) -> bool:
     return entry.get("type") in ("user", "assistant")
 
 
@@ -119,7 +119,7 @@ def _branch(entries: Entries) -> Entries:
                 above = {last}
             parents.setdefault(id_, set()).update(above)
             last = id_
-    ahead = [str(e["uuid"]) for e in entries if e.get("uuid") and _is_spoken(e)][-1:]
+    ahead = [str(e["uuid"]) for e in entries if e.get("uuid") and _is_message(e)][-1:]
     if not any(parents.values()):
         return list(first.values())
     chain: set[str] = set()
@@ -146,7 +146,7 @@ def _claude_messages(entries: Entries) -> Entries:
         queued = mapping(entry.get("attachment"))
         if queued.get("type") == "queued_command":  # a user message sent while the agent worked
             found.append({"role": "user", "content": queued.get("prompt")})
-        if not _is_spoken(entry) or not message or entry.get("isApiErrorMessage"):
+        if not _is_message(entry) or not message or entry.get("isApiErrorMessage"):
             continue
         id_ = message.get("id")
         same = next((m for m in reversed(found) if id_ and m.get("id") == id_), None)

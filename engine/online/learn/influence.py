@@ -85,9 +85,9 @@ class RobustBaseline:
         self.decay = decay
         self._returns: deque[float] = deque(maxlen=256)
 
-    def value(self, own: list[float]) -> float:
+    def value(self, returns: list[float]) -> float:
         if len(self._returns) < 3:
-            ordered = sorted(own)
+            ordered = sorted(returns)
             return ordered[(len(ordered) - 1) // 2]
         newest = len(self._returns) - 1
         weighted = sorted((value, self.decay ** (newest - i)) for i, value in enumerate(self._returns))

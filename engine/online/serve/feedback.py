@@ -204,12 +204,12 @@ def at_temperature(engine: InferenceEngine, answer: Answer) -> Answer:
     """
     if not answer.single and answer.request.sampling.temperature is None:
         return answer
-    own = max(1, len(answer.written)) if answer.single else len(answer.samples)
+    count = max(1, len(answer.written)) if answer.single else len(answer.samples)
     samples = [
         replace(s, logprobs=behaviour_logprobs(engine.model, s, engine.config.temperature)) if s.agent_tokens else s
-        for s in answer.samples[:own]
+        for s in answer.samples[:count]
     ]
-    return replace(answer, samples=[*samples, *answer.samples[own:]])
+    return replace(answer, samples=[*samples, *answer.samples[count:]])
 
 
 def rate(engine: InferenceEngine, answer: Answer, good: bool) -> Learned:

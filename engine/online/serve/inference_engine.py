@@ -336,11 +336,11 @@ class InferenceEngine:
             label_vote = self.vote(answer.request, samples, answer.neighbours)
             return replace(answer, samples=samples, label_vote=label_vote, gate=self._gate(answer.request, label_vote))
         label_vote = self.vote(answer.request, joining, ())
-        closed, own = gate(label_vote, self.config.min_confidence), [None] * len(answer.samples)
+        closed, unvoted = gate(label_vote, self.config.min_confidence), [None] * len(answer.samples)
         label_vote = replace(
             label_vote,
-            labels=(*own, *label_vote.labels),
-            correct=(*own, *label_vote.correct),
+            labels=(*unvoted, *label_vote.labels),
+            correct=(*unvoted, *label_vote.correct),
             flipped=canonical(answer.extracted) != canonical(label_vote.answer),
         )
         return replace(answer, samples=samples, label_vote=label_vote, gate=closed)

@@ -206,7 +206,7 @@ class RequestSource:
             if self._ended:
                 raise ServerEnds
             if not wait and len(self._callers) >= self.max_waiting:
-                self._drop_gone()
+                self._drop_disconnected()
                 if len(self._callers) >= self.max_waiting:
                     raise queue.Full
             self._changed.wait_for(lambda: len(self._callers) < self.max_waiting)
@@ -273,12 +273,12 @@ class RequestSource:
         only: a filter for callers' requests. With a filter, no rows are taken.
         """
         with self._changed:
-            self._drop_gone()
+            self._drop_disconnected()
             if only is not None:
                 return self._batch(limit, only)
             if not self._callers and not self._rows_left and self.open_ended:
                 self._changed.wait_for(lambda: bool(self._callers or self._feedback) or not self.open_ended, timeout)
-                self._drop_gone()
+                self._drop_disconnected()
             taken = self._batch(limit)
         while len(taken) < limit and self._rows_left and (not taken or taken[0].batch_key == (Sampling(), None)):
             row = next(self._rows, None)
@@ -307,7 +307,7 @@ class RequestSource:
             self._changed.notify_all()
         return taken
 
-    def _drop_gone(self) -> None:
+    def _drop_disconnected(self) -> None:
         """Drop requests whose callers disconnected or whose deadlines passed."""
         for request in list(self._callers):
             reason = request.gone()

@@ -41,7 +41,7 @@ class TextStream:
         self._decode = decode
         self._stop = stop
         self._begin = self._read = 0
-        self._held = ""
+        self._withheld = ""
         self._lengths: list[int] = []
         """Length of the text, in characters, after each token read."""
         self.returned = 0
@@ -53,12 +53,12 @@ class TextStream:
 
     def piece(self, tokens: Sequence[int]) -> str:
         """Return the text since the last call; empty while a character or a stop string is incomplete."""
-        text = self._held + self._new(tokens)
+        text = self._withheld + self._new(tokens)
         self._lengths += [self.returned + len(text)] * (len(tokens) - len(self._lengths))
         complete = before_stop(text, self._stop)
         self.stopped = complete != text
-        withheld = 0 if self.stopped else max((_begun(text, stop) for stop in self._stop), default=0)
-        self._held = text[len(complete) - withheld :] if withheld else ""
+        withheld = 0 if self.stopped else max((_partial_stop(text, stop) for stop in self._stop), default=0)
+        self._withheld = text[len(complete) - withheld :] if withheld else ""
         self.returned += len(complete) - withheld
         return complete[: len(complete) - withheld]
 
@@ -82,6 +82,6 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
     return text[: min((start for s in stop if (start := text.find(s)) >= 0), default=len(text))]
 
 
-def _begun(text: str, stop: str) -> int:
+def _partial_stop(text: str, stop: str) -> int:
     """Return how many of the first characters of `stop` the text ends with."""
     return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)

@@ -46,7 +46,7 @@ class VisionTower:
     def __init__(self, model: PreTrainedModel) -> None:
         self.body: Any = model.base_model
         self.encoded = 0
-        self._apart = apart_from_language(model)
+        self._outside_language = apart_from_language(model)
         self._kept: OrderedDict[str, Features] = OrderedDict()
         self._bytes = 0
         self._as_tensor = False
@@ -60,7 +60,7 @@ class VisionTower:
     def fixed(self) -> bool:
         """Whether equal images always give equal features: nothing is trained, and there are no adapters to switch or
         to load others into."""
-        adapted = any(isinstance(m, BaseTunerLayer) for module in self._apart for m in module.modules())
+        adapted = any(isinstance(m, BaseTunerLayer) for module in self._outside_language for m in module.modules())
         return not adapted and not self.trained
 
     def features(self, images: Sequence[ModelImage]) -> dict[str, BaseModelOutputWithPooling]:
@@ -128,7 +128,7 @@ class VisionTower:
         ]
 
     def _parameters(self) -> Iterator[Tensor]:
-        return (p for module in self._apart for p in module.parameters())
+        return (p for module in self._outside_language for p in module.parameters())
 
     def _keep(self, encoded: dict[str, Features]) -> None:
         for key, features in encoded.items():

@@ -159,8 +159,10 @@ def _trajectories(source: sqlite3.Connection, reader: RunReader, store: RecordSt
             record = _record(reader, n, line, arrays, i)
             if record is not None and not store.add_trajectories(step, [record]):
                 with suppress(LookupError, RecordDamaged):
-                    own = record.use
-                    store.rows.add_uses([(record.trajectory.id, use) for use in reader.bodies.uses(n) if use != own])
+                    first_use = record.use
+                    store.rows.add_uses(
+                        [(record.trajectory.id, use) for use in reader.bodies.uses(n) if use != first_use]
+                    )
                 saved += 1
     with suppress(sqlite3.Error):
         last = max(last, source.execute("SELECT coalesce(max(n), 0) FROM rows").fetchone()[0])

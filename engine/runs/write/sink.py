@@ -202,7 +202,7 @@ class Sink:
                 part.write(self.run_dir)
         store.begin()
         try:
-            news = self._news(store)
+            news = self._report_gap(store)
             refused = sum(part.store(store) or 0 for part in parts)
             count = store.last_n()
             store.commit()
@@ -226,7 +226,7 @@ class Sink:
             case PositionsItem(positions):
                 self.positions = {**self.positions, **positions}
 
-    def _news(self, store: RecordStore) -> News | None:
+    def _report_gap(self, store: RecordStore) -> News | None:
         """Add the event that explains a gap in the record, if there is one to explain."""
         news = self.trouble.news()
         if news is not None:

@@ -120,8 +120,8 @@ class ProcessState:
         if live is None or not self.run_dir.is_dir():
             return
         try:
-            own = {key: self._state.get(key) for key in IDENTITY}
-            write_json(live_file(self.run_dir, self.process), {**own, **live})
+            identity_ = {key: self._state.get(key) for key in IDENTITY}
+            write_json(live_file(self.run_dir, self.process), {**identity_, **live})
         except OSError as error:
             log.debug("the newest texts were not written: %s", error)
 

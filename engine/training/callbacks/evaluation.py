@@ -49,7 +49,7 @@ class HeldOutEvaluation(RunCallback):
     seed: int
     evaluated_at: int = -1
     observers: list[Callable[[int, Sequence[Rollout], float | None], None]] = field(default_factory=list)
-    _told_graded: bool = False
+    _reported_graded: bool = False
 
     def training_begins(self, state: TrainerState) -> None:
         if state.global_step == 0:
@@ -112,6 +112,6 @@ class HeldOutEvaluation(RunCallback):
             observer(step, greedy.rollouts, None if graded else sampled.success)
         tasks = f"{summary} at temperature 1 ({greedy.n} tasks)"
         self.recorder.event("eval", tasks, step=step, split="eval", n=greedy.n, **values)
-        if graded and not self._told_graded:
-            self._told_graded = True
+        if graded and not self._reported_graded:
+            self._reported_graded = True
             self.recorder.event("note", GRADED, step=step, detector="graded_reward", severity="hint")

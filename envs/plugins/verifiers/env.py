@@ -106,8 +106,8 @@ class VerifiersEnv(HarnessRollouts):
     ) -> None:
         self.id = id
         self.env = load(id, dict(args or {}))
-        own_limit = getattr(self.env, "max_turns", -1)
-        limit = own_limit if isinstance(own_limit, int) and own_limit > 0 else MAX_TURNS
+        max_turns_of_env = getattr(self.env, "max_turns", -1)
+        limit = max_turns_of_env if isinstance(max_turns_of_env, int) and max_turns_of_env > 0 else MAX_TURNS
         super().__init__(tokenizer, max_turns=max_turns or limit, **config)
         self.tools = tuple(tool_of_schema(t.name, t.description, t.parameters) for t in self.env.tool_defs or ())
         threshold = getattr(self.env, "pass_threshold", None)
@@ -124,11 +124,11 @@ class VerifiersEnv(HarnessRollouts):
 
         Without an evaluation dataset, one in ten training rows is held out. Raises ValueError.
         """
-        own = self.env.build_eval_dataset() if self.env.eval_dataset_source is not None else None
-        source = "eval" if split == "eval" and own is not None else "train"
+        eval_dataset = self.env.build_eval_dataset() if self.env.eval_dataset_source is not None else None
+        source = "eval" if split == "eval" and eval_dataset is not None else "train"
         table = self._table(source)
         places = range(len(table))
-        if own is None:
+        if eval_dataset is None:
             places = [i for i in places if (hashed(str(table[i]["prompt"])) % HOLD_OUT == 0) == (split == "eval")]
         chosen = list(places)
         random.Random(seed).shuffle(chosen)

@@ -80,8 +80,13 @@ class RubricParts:
             names = [getattr(f, "__name__", repr(f)) for f in part.funcs]
             if type(part).__name__.endswith("MonitorRubric"):
                 continue
-            own = type(part).score_group is not vf.Rubric.score_group or hasattr(part, "env_map")
-            if own or len(names) != len(part.weights) or len(set(names)) < len(names) or set(names) & set(weights):
+            customized = type(part).score_group is not vf.Rubric.score_group or hasattr(part, "env_map")
+            if (
+                customized
+                or len(names) != len(part.weights)
+                or len(set(names)) < len(names)
+                or set(names) & set(weights)
+            ):
                 return cls(None)
             weights |= dict(zip(names, map(float, part.weights), strict=True))
         return cls(weights)

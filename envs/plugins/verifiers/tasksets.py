@@ -76,7 +76,7 @@ class TasksetEnv(HarnessRollouts):
 
     def reset(self, task: Mapping[str, int | str]) -> tuple[RolloutState, list[Message]]:
         """Start an episode. The messages come from the harness's first completion request."""
-        rollout, tools = self._begun(int(task["row"]))
+        rollout, tools = self._start(int(task["row"]))
         if tools != self.tools:
             raise ValueError(f"{self.id} offers other tools in this task than in its first, which cannot be trained")
         return rollout
@@ -85,7 +85,7 @@ class TasksetEnv(HarnessRollouts):
         """End episodes that hit a limit, and return all scores."""
         return [self._verdict(state.exchange.end(self.turn_timeout_s)) for state in states]
 
-    def _begun(self, row: int) -> tuple[tuple[RolloutState, list[Message]], tuple[ToolSpec, ...]]:
+    def _start(self, row: int) -> tuple[tuple[RolloutState, list[Message]], tuple[ToolSpec, ...]]:
         exchange = RolloutExchange(functools.partial(self._played, self._tasks[row]))
         rollout = RolloutState(exchange)
         messages = exchange.next(max(START_S, self.turn_timeout_s))
@@ -95,7 +95,7 @@ class TasksetEnv(HarnessRollouts):
         return (rollout, messages), tuple(tools)
 
     def _first_tools(self) -> tuple[ToolSpec, ...]:
-        (rollout, _), tools = self._begun(0)
+        (rollout, _), tools = self._start(0)
         rollout.exchange.give_up()
         return tools
 

@@ -25,7 +25,7 @@ class AmongRollouts(PagedScreen):
         self.cursor = RolloutCursor()
         self.wanted = 0
         """The last requested rollout. It differs from the open one during a read."""
-        self._beside: dict[tuple[int, int], TrajectoryRow] = {}
+        self._neighbours: dict[tuple[int, int], TrajectoryRow] = {}
         """Prefetched rows, by number and direction."""
         self._direction = 1
 
@@ -70,7 +70,7 @@ class AmongRollouts(PagedScreen):
             return  # reported when the user goes there
         if row is None:
             return
-        self._beside[n, direction] = row
+        self._neighbours[n, direction] = row
         if self.cursor.kept.get(row.n) is None:
             opened = await self.reads.later(lambda reader: read_opened(reader, row.n))
             if opened.record is not None and self.cursor.n == n:
@@ -82,7 +82,7 @@ class AmongRollouts(PagedScreen):
         self._direction = direction = 1 if by > 0 else -1
         n, query = self.wanted, self.list_query
         none = f"This is the {'last' if by > 0 else 'first'} trajectory of the list."
-        row = self._beside.get((n, direction))
+        row = self._neighbours.get((n, direction))
         if row is None and query.plain:
             row = self.reads.now.rollouts.seek(n, direction, query)
         if row is not None:

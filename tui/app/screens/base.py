@@ -86,7 +86,7 @@ class AppScreen(Screen[Any]):
         self.destination: Destination | None = None
         """The destination for which the app made this screen."""
         self._active = ""
-        self._said = 0
+        self._messages_shown = 0
 
     @property
     def shell(self) -> Shell:
@@ -219,10 +219,10 @@ class AppScreen(Screen[Any]):
         self.shell.go_back()
 
     def say(self, message: str, severity: str = "information") -> None:
-        if self._said >= MESSAGES:
+        if self._messages_shown >= MESSAGES:
             self.app.clear_notifications()
-            self._said = 0
-        self._said += 1
+            self._messages_shown = 0
+        self._messages_shown += 1
         text = one_line(message, 600)
         timeout = max(4.0, len(text) / READ_A_SECOND)
         self.app.notify(text, severity=severity, timeout=timeout, markup=False)  # type: ignore[arg-type]

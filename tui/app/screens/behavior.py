@@ -76,7 +76,7 @@ class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
         self.found: Sequence[SpanBehavior] = ()
         self.rows: Sequence[BehaviorRow] = ()
         self.problem = "reading…"
-        self._columns_asked = 0
+        self._max_columns = 0
         self.table = Table("table", self._columns, lambda: [self.problem])
 
     def panes(self) -> list[Pane]:
@@ -84,8 +84,8 @@ class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
 
     def plan(self, width: int, height: int) -> list[Box]:
         fitting = max(2, min(_MOST, (width - 6 - _NAME) // (_CELLS + 1) - 1))
-        if fitting != self._columns_asked:
-            self._columns_asked = fitting
+        if fitting != self._max_columns:
+            self._max_columns = fitting
             self.call_after_refresh(self._read)
         return super().plan(width, height)
 
@@ -103,7 +103,7 @@ class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
             self.run_worker(self._start(), group="behavior", exclusive=True)
 
     async def _start(self) -> None:
-        query, window, chosen, max_columns = self.list_query, self.chart_view.window, self.chosen, self._columns_asked
+        query, window, chosen, max_columns = self.list_query, self.chart_view.window, self.chosen, self._max_columns
 
         def read(reader: RunReader) -> tuple[Sequence[int], Sequence[SpanBehavior]]:
             steps = list(reader.rollouts.per_step(replace(query, filter=trained(query.filter))))

@@ -49,14 +49,14 @@ class FollowsRun(AppScreen):
 
     def follow(self) -> None:
         if self.app.screen is self and not self._busy:
-            self.run_worker(self._news(), group="follow")
+            self.run_worker(self._refresh_status(), group="follow")
 
     def changed(self) -> None:
         """Read again after a change by this screen. A read in progress may predate the change."""
         self._outdated = True
         self.follow()
 
-    async def _news(self) -> None:
+    async def _refresh_status(self) -> None:
         before = self.shown.info if self.shown is not None else None
         if before is not None and not before.active and before.mode != "dump":
             now = await asyncio.to_thread(look, self.reads.path)

@@ -45,8 +45,8 @@ class HelpPane(Pane):
             for row in rows:
                 if (row.screens == EVERYWHERE) != everywhere:
                     continue
-                lines += self._beside(row.shown, p.key, row.help, p.text, width)
-        lines += self._beside("ctrl+p", p.key, "Open the command palette: all commands by name", p.text, width)
+                lines += self._side_by_side(row.shown, p.key, row.help, p.text, width)
+        lines += self._side_by_side("ctrl+p", p.key, "Open the command palette: all commands by name", p.text, width)
         lines += [Line(p), Line(p).add("Filters", p.title)]
         for expression, meaning in FILTER_HELP:
             lines += [Line(p).gap(2).add(text, p.accent) for text in wrap(expression, width - 2)]
@@ -59,10 +59,10 @@ class HelpPane(Pane):
             ("‹202E› ␛", p.warn, "invisible or control characters, made visible"),
             ("✂", p.warn, "the text is cut; o opens all of it"),
         ):
-            lines += self._beside(sign, style, meaning, p.muted, width)
+            lines += self._side_by_side(sign, style, meaning, p.muted, width)
         return lines
 
-    def _beside(self, short: str, style: Style, long: str, long_style: Style, width: int) -> list[Line]:
+    def _side_by_side(self, short: str, style: Style, long: str, long_style: Style, width: int) -> list[Line]:
         p = self.palette
         if width < _NARROW:
             head = Line(p).gap(2).add(short, style)

@@ -82,7 +82,7 @@ class RolloutKeys(AmongRollouts):
         record = self.cursor.record
         return None if record is None else self.reads.now.notes.read().get(record.trajectory.id)
 
-    def _whole(self) -> Whole | None:
+    def _rollout(self) -> Whole | None:
         opened = self.cursor.opened
         if opened.record is None:
             return None
@@ -90,7 +90,7 @@ class RolloutKeys(AmongRollouts):
         return Whole(opened.n, opened.record, opened.uses, formula, other, self.note())
 
     def shown_text(self) -> str:
-        whole = self._whole()
+        whole = self._rollout()
         return "\n".join(whole_lines(whole)) if whole is not None else self.cursor.opened.problem
 
     def shown_name(self) -> str:
@@ -102,7 +102,7 @@ class RolloutKeys(AmongRollouts):
             self.export(lambda: write(self.reads.path, f"trajectory-{n}.md", markdown(record)))
 
     def action_export(self) -> None:
-        whole = self._whole()
+        whole = self._rollout()
         if whole is not None:
             self.export(lambda: export_trajectory(self.reads.path, whole))
 

@@ -76,7 +76,7 @@ class PlayScreen(ReadingScreen):
         self.reward = RewardArithmetic()
         self.image = ImagePane()
         self.model = ReadingPanel("model", whole=True, heading="the model's continuation")
-        self._asked = False
+        self._waiting = False
         """Whether the model is continuing the rollout."""
         self._model_text = ""
         """The first turn of the model's continuation, once it is known."""
@@ -147,7 +147,7 @@ class PlayScreen(ReadingScreen):
         from ....engine.launch.play import Continuation, Refusal
 
         if isinstance(event, Refusal):
-            self._asked = False
+            self._waiting = False
             self.say(event.message, "error")
         elif isinstance(event, Continuation):
             self._continued(event)
@@ -159,7 +159,7 @@ class PlayScreen(ReadingScreen):
     def _continued(self, event: Continuation) -> None:
         if not self._model_text and not self.is_wide:
             self.action_show_pane("model")
-        self._asked, self._model_text = not event.over, event.text
+        self._waiting, self._model_text = not event.over, event.text
         if event.over:
             self.app.clear_notifications()
         total = event.record.breakdown.total if event.over and event.record.breakdown is not None else None
@@ -213,11 +213,11 @@ class PlayScreen(ReadingScreen):
                 self.reading.toggle(key)
 
     def action_model(self) -> Awaitable[None] | None:
-        if self.now is None or self.now.over or self._asked:
+        if self.now is None or self.now.over or self._waiting:
             return None
         if self._model_text:
             return self.action_type(self._model_text)
-        self._asked = True
+        self._waiting = True
         self.say("The model continues from here…")
         self.game.send(model=True)
         return None

@@ -48,7 +48,7 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         self._total = 0
         self._planned: TrajectoryRecord | None = None
         self._body = ""
-        self._image_wanted = True
+        self._image_shown = True
         self._image_large = False
         self.group = GroupPanel()
         self.text = ReadingPanel("step", whole=False)
@@ -82,7 +82,7 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
             boxes += self._left(left, height, step_rewards, stacked=not three)
         elif self.tab:
             body = self.tab
-        if body == self._body == "step" and self._image_wanted and self.image.source and height >= _IMAGE_ROOM:
+        if body == self._body == "step" and self._image_shown and self.image.source and height >= _IMAGE_ROOM:
             share = 0.68 if self._image_large else 0.5
             rows = max(8, min(self.image.rows_for(text - 2) + 2, int(height * share)))
             boxes.append(Box("image", x, height - rows, text, rows))
@@ -280,7 +280,7 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         self.shell.memory.put("stepper view", self._body)
 
     def action_image(self) -> None:
-        self._image_wanted = not self._image_wanted
+        self._image_shown = not self._image_shown
         self.frame.replan()
 
     def action_image_size(self) -> None:

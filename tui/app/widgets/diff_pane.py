@@ -71,7 +71,7 @@ class DiffPane(FlowPane):
         half = max(4, (width - 3) // 2)
         self._width = width
         tops = [self._top(r, n, half) for r, n in zip(sides, compared.numbers, strict=True)]
-        top = [self._beside(tops[0], tops[1], half), *self._rewards(sides, half)]
+        top = [self._side_by_side(tops[0], tops[1], half), *self._rewards(sides, half)]
         parts = [FlowPart([*top, *wrapped(p, compared.parting, width, p.warn)])]
         after = 0
         for i in [*compared.differing, len(compared.pairs)]:
@@ -83,7 +83,7 @@ class DiffPane(FlowPane):
             after = i + 1
         bottoms = [self._bottom(side, half) for side in sides]
         return Flow(
-            [*parts, FlowPart([Line(p).add("─" * width, p.border), self._beside(bottoms[0], bottoms[1], half)])]
+            [*parts, FlowPart([Line(p).add("─" * width, p.border), self._side_by_side(bottoms[0], bottoms[1], half)])]
         )
 
     def _pair(self, compared: RolloutComparison, i: int, half: int) -> list[Line]:
@@ -111,11 +111,11 @@ class DiffPane(FlowPane):
                 halves.append(
                     line.whole(fixed(value, signed=True), p.strong if differs else p.faint, half - line.width)
                 )
-            lines.append(self._beside(halves[0], halves[1], half))
+            lines.append(self._side_by_side(halves[0], halves[1], half))
         arithmetic = [equation(r.formula, 0, r.advantage)[:-1] if r.formula is not None else [] for r in sides]
         for texts in zip_longest(*arithmetic, fillvalue=""):
             cells = [Line(p).add(f"  A {text}" if text else "", p.faint, cells=half) for text in texts]
-            lines.append(self._beside(cells[0], cells[1], half))
+            lines.append(self._side_by_side(cells[0], cells[1], half))
         return lines
 
     @staticmethod
@@ -182,14 +182,14 @@ class DiffPane(FlowPane):
                 lines.append(Line(p).add(f"   ⋯ {row.equal:,} equal lines", p.faint, cells=self._width))
                 continue
             a, b = (_wrapped(p, pieces or [], half - 1, style) for pieces in (row.left, row.right))
-            lines += [self._beside(x or Line(p), y or Line(p), half) for x, y in zip_longest(a, b)]
+            lines += [self._side_by_side(x or Line(p), y or Line(p), half) for x, y in zip_longest(a, b)]
         more = [len(text) - len(kept) for text, kept in zip((left, right), cuts, strict=True)]
         if any(more):
             notes = [Line(p).add(f"✂ {n:,} more characters" if n else "", p.faint, cells=half) for n in more]
-            lines.append(self._beside(notes[0], notes[1], half))
+            lines.append(self._side_by_side(notes[0], notes[1], half))
         return lines
 
-    def _beside(self, left: Line, right: Line, half: int) -> Line:
+    def _side_by_side(self, left: Line, right: Line, half: int) -> Line:
         p = self.palette
         line = Line(p).extend(left)
         return line.to(half + 1).add("│ ", p.border).extend(right)

@@ -180,7 +180,7 @@ class ActionBars(LivePanel):
 Row = tuple[str, str, Callable[[float | None], str]]
 
 
-def _whole(value: float | None) -> str:
+def _integer(value: float | None) -> str:
     return number(int(value) if value is not None and math.isfinite(value) else value)
 
 
@@ -211,7 +211,7 @@ ROWS: Mapping[Kind, tuple[Row, ...]] = {
     "online": (
         (metric.GATE_RATE, "gate open", percent),
         (metric.FLIP_RATE, "labels flipped", percent),
-        (metric.UPDATES, "updates", _whole),
+        (metric.UPDATES, "updates", _integer),
         (metric.REJECTED, "taken back", percent),
         (metric.VALIDATION_DELTA, "Δ validation", number),
         (metric.LOSS, "loss", number),

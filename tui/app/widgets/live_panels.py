@@ -83,7 +83,7 @@ class ServingPanel(LivePanel):
         latency = get(metric.LATENCY)
         rows.append(("latency", f"{number(latency)} s" if latency is not None else "–", "", metric.LATENCY))
         version, waiting = get(metric.SERVING_VERSION), get(metric.QUEUE_DEPTH)
-        rows.append(("version", _whole(version, "v"), f"queue {_whole(waiting)}", metric.SERVING_VERSION))
+        rows.append(("version", _integer(version, "v"), f"queue {_integer(waiting)}", metric.SERVING_VERSION))
         lost = sum(v for v in (get(metric.TASKS_LOST), get(metric.TASKS_DROPPED)) if v is not None and v == v)
         if lost:
             rows.append(("lost", number(lost), "updates not queued", ""))
@@ -100,7 +100,7 @@ class ServingPanel(LivePanel):
         return lines
 
 
-def _whole(value: float | None, before: str = "") -> str:
+def _integer(value: float | None, before: str = "") -> str:
     return "–" if value is None or not abs(value) < 1e15 else f"{before}{value:.0f}"
 
 

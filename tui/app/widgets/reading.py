@@ -57,7 +57,7 @@ class ReadingPanel(FlowPane):
         self._all = False
         self._chosen: Key | None = None
         self.texts: RolloutTexts | None = None
-        self._laid: TextLayout | None = None
+        self._text_layout: TextLayout | None = None
 
     def put(self, record: TrajectoryRecord | None, step: int, problem: str = "", match: Match | None = None) -> None:
         """Show a rollout at a step and match; `problem` explains why there is none. The conversation is laid out once
@@ -93,7 +93,7 @@ class ReadingPanel(FlowPane):
     @property
     def chosen(self) -> Key | None:
         """Return the text for `enter`: the chosen one, else the first folded one on screen."""
-        if not self.shown or not self.lines or self._laid is None:
+        if not self.shown or not self.lines or self._text_layout is None:
             return None
         seen = [key for _, key in self._notes_between(self.top, self.top + self.size.height)]
         if self._chosen not in seen:
@@ -102,9 +102,9 @@ class ReadingPanel(FlowPane):
 
     def _choose(self, key: Key | None) -> None:
         before, self._chosen = self._chosen, key
-        if before == key or self._laid is None:
+        if before == key or self._text_layout is None:
             return
-        folding = self._laid.folding  # the notes of both changed
+        folding = self._text_layout.folding  # the notes of both changed
         self.lay_out_again(*(folding[changed] for changed in (before, key) if changed in folding))
 
     def choose(self, by: int) -> None:
@@ -119,7 +119,9 @@ class ReadingPanel(FlowPane):
 
     def _notes_between(self, top: int, bottom: int) -> list[tuple[int, Key]]:
         flow, found = self.flow, []
-        folding = {id(part): key for key, part in (self._laid.folding if self._laid is not None else {}).items()}
+        folding = {
+            id(part): key for key, part in (self._text_layout.folding if self._text_layout is not None else {}).items()
+        }
         starts = flow.starts
         for index in range(max(0, flow.part_at(top)), min(len(flow.parts), flow.part_at(max(0, bottom - 1)) + 1)):
             key = folding.get(id(flow.parts[index]))
@@ -218,13 +220,13 @@ class ReadingPanel(FlowPane):
 
     def _line_of(self, match: Match) -> int:
         """Return the line of a match, found by counting the matches before it in its part."""
-        if self.texts is None or self._laid is None:
+        if self.texts is None or self._text_layout is None:
             return 0
         key, flow = self.texts.key_of(match.step, match.field), self.flow
         self._expand(key[0])
-        if key not in self._laid.places:
+        if key not in self._text_layout.places:
             return 0
-        parts, begins = self._laid.places[key]
+        parts, begins = self._text_layout.places[key]
         index = max(0, bisect_right(begins, match.start) - 1)
         part = parts[index]
         flow.laid_out(flow.parts.index(part))
@@ -248,9 +250,13 @@ class ReadingPanel(FlowPane):
 
     def build(self, width: int, height: int) -> Flow:
         p = self.palette
-        renderer = self._laid.renderer if self._laid is not None and self._laid.renderer.palette is p else Renderer(p)
+        renderer = (
+            self._text_layout.renderer
+            if self._text_layout is not None and self._text_layout.renderer.palette is p
+            else Renderer(p)
+        )
         folds = _CONVERSATION if self.whole else _folds(height)
-        lay = self._laid = TextLayout(
+        lay = self._text_layout = TextLayout(
             renderer, width, folds, self.find, self._is_open, lambda key: key == self._chosen, spaced=not self.whole
         )
         lay.line(*wrapped(p, self.problem, width, p.muted if self.running else p.bad))

@@ -60,7 +60,7 @@ class Table(Pane):
         self.cursor = 0
         self.sort: tuple[str, bool] = ("", False)
         self._pages: dict[int, list[object]] = {}
-        self._asked: set[int] = set()
+        self._requested: set[int] = set()
         self._columns: tuple[int, list[tuple[TableColumn, int]]] = (-1, [])
         self.marked: Callable[[Any], str] = lambda row: " "
         self._waiting: Callable[[], None] | None = None
@@ -72,7 +72,7 @@ class Table(Pane):
     def reset(self, total: int, cursor: int = 0) -> None:
         self.total = total
         self._pages.clear()
-        self._asked.clear()
+        self._requested.clear()
         self.cursor = max(0, min(cursor, total - 1))
         self.top = max(0, min(self.top, total - self.body_height))
         self._reveal()
@@ -87,12 +87,12 @@ class Table(Pane):
             last = self.total // PAGE
             self.total = total
             self._pages.pop(last, None)
-            self._asked.discard(last)
+            self._requested.discard(last)
             self.repaint()
 
     def deliver(self, offset: int, rows: Sequence[object]) -> None:
         page = offset // PAGE
-        self._asked.discard(page)
+        self._requested.discard(page)
         self._pages[page] = list(rows)
         while len(self._pages) > _KEPT_PAGES:
             current = (self.top + self.body_height // 2) // PAGE
@@ -128,8 +128,8 @@ class Table(Pane):
             return None
         page, offset = divmod(index, PAGE)
         rows = self._pages.get(page)
-        if rows is None and page not in self._asked:
-            self._asked.add(page)
+        if rows is None and page not in self._requested:
+            self._requested.add(page)
             self._fetch(page * PAGE, PAGE)
             rows = self._pages.get(page)
         return rows[offset] if rows is not None and offset < len(rows) else None

@@ -216,7 +216,7 @@ class TextLayout:
         if folds:
             self.folding[key] = parts[-1]
 
-    def _beside(self, field: Field, text: str) -> bool:
+    def _fits_beside_name(self, field: Field, text: str) -> bool:
         return field.role == "call" or (
             "\n" not in text and field.indent + cells_of(field.name) + 1 + cells_of(text) <= self.width
         )
@@ -225,7 +225,9 @@ class TextLayout:
         if not field.name:
             return field.indent
         name_width = cells_of(field.name) + 1
-        return field.indent + (name_width if self._beside(field, text) and (name_width <= 6 or "\n" not in text) else 2)
+        return field.indent + (
+            name_width if self._fits_beside_name(field, text) and (name_width <= 6 or "\n" not in text) else 2
+        )
 
     # -- lines --------------------------------------------------------------------------------------------------
 
@@ -273,7 +275,7 @@ class TextLayout:
             line.add(sign, getattr(p, field.tone)).gap().add(rest, p.key)
         else:
             line.add(field.name, getattr(p, field.tone) if sign in ("✓", "✗") else p.faint)
-        if self._beside(field, text) and text:
+        if self._fits_beside_name(field, text) and text:
             first = lines.pop(0) if lines else Line(p)
             line.gap().extend(_from(first, self._left(field, text)))
         if field.note:

@@ -55,11 +55,11 @@ class ChatForm:
 
     def begin(self, number: int) -> str:
         self.name(number)
-        return self._begun(0)
+        return self._opened(0)
 
     def piece(self, piece: Piece) -> str:
         """Return the event of a piece of text. The first piece of a text comes after the text's opening event."""
-        opening = self._begun(piece.index)
+        opening = self._opened(piece.index)
         characters, scores = self._sent[piece.index]
         self._sent[piece.index] = characters + len(piece.text), scores + len(piece.scores)
         return opening + self._delta(piece)
@@ -67,7 +67,7 @@ class ChatForm:
     def rest(self, answer: Answer) -> Iterator[str]:
         """Yield the parts of the texts that have not been sent yet."""
         for index, written in enumerate(_texts(answer)):
-            yield self._begun(index)
+            yield self._opened(index)
             characters, scored = self._sent[index]
             text, scores = written.text[characters:], written.scores[scored:]
             while text or scores:
@@ -85,7 +85,7 @@ class ChatForm:
             yield event(self._body("chat.completion.chunk", [], usage=self._usage_of(answer)))
         yield "data: [DONE]\n\n"
 
-    def _begun(self, index: int) -> str:
+    def _opened(self, index: int) -> str:
         """Return the opening event of a text, or an empty string if it was returned before."""
         if index in self._sent:
             return ""
