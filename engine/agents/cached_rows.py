@@ -86,13 +86,13 @@ class CachedRows:
         """Record the end of a turn. tokens: how many tokens of each row have been fed."""
         self._cached[rows] = tokens
 
-    def compact(self, alive: torch.Tensor, living: int) -> torch.Tensor:
-        """Keep only the alive places (bool `[n]`). Returns the old place of each, int64 `[living]`."""
+    def compact(self, alive: torch.Tensor, num_alive: int) -> torch.Tensor:
+        """Keep only the alive places (bool `[n]`). Returns the old place of each, int64 `[num_alive]`."""
         assert self._cache is not None, "`prepare` comes first"
         keep = np.zeros(len(self._row_at), dtype=bool)
         keep[: alive.numel()] = alive.cpu().numpy()
-        holes, movers = self._to_front(self._cache, keep, living)
-        kept = torch.arange(living)
+        holes, movers = self._to_front(self._cache, keep, num_alive)
+        kept = torch.arange(num_alive)
         kept[holes] = movers
         return kept.to(alive.device)
 

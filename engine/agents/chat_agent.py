@@ -75,7 +75,7 @@ class ChatAgent(ABC):
     def _open(
         self,
         chat: ChatBridge,
-        begun: Sequence[Encoded | VisionError],
+        encoded: Sequence[Encoded | VisionError],
         num_rollouts: int,
         seed: Seed,
         watched: BatchTexts | None,

@@ -58,7 +58,7 @@ class PaddedRows:
     def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
         self.clear()
 
-    def compact(self, alive: torch.Tensor, living: int) -> torch.Tensor:
+    def compact(self, alive: torch.Tensor, num_alive: int) -> torch.Tensor:
         return self._keep(alive.nonzero()[:, 0])
 
     def clear(self) -> None:

@@ -48,12 +48,12 @@ class ScriptedAgent(ChatAgent):
     def _open(
         self,
         chat: ChatBridge,
-        begun: Sequence[Encoded | VisionError],
+        encoded: Sequence[Encoded | VisionError],
         num_rollouts: int,
         seed: Seed,
         watched: BatchTexts | None,
     ) -> ScriptedSession:
-        return ScriptedSession(self, chat, [one for one in begun for _ in range(num_rollouts)])
+        return ScriptedSession(self, chat, [one for one in encoded for _ in range(num_rollouts)])
 
 
 class ScriptedSession(ChatSession):

@@ -150,11 +150,11 @@ class TransformersSession(ChatSession):
             if step % look == look - 1:
                 if self._watched is not None and self._watched.due():
                     self._report(self._watched, order, tokens[: step + 1], counts, ended | (counts <= step), steps)
-                living = int(alive.sum())
-                if living == 0:
+                num_alive = int(alive.sum())
+                if num_alive == 0:
                     break
-                if living <= COMPACT_BELOW * alive.numel():
-                    kept = self._rows.compact(alive, living)
+                if num_alive <= COMPACT_BELOW * alive.numel():
+                    kept = self._rows.compact(alive, num_alive)
                     column, token, position, limit, alive = (x[kept] for x in (column, token, position, limit, alive))
             # A row that has ended keeps its place. Its next turn overwrites what it writes there now.
             logits = self._rows.feed(token[:, None], position[:, None], int(lengths.max()) + step + 1)

@@ -65,13 +65,13 @@ class TransformersAgent(ChatAgent):
     def _open(
         self,
         chat: ChatBridge,
-        begun: Sequence[Encoded | VisionError],
+        encoded: Sequence[Encoded | VisionError],
         num_rollouts: int,
         seed: Seed,
         watched: BatchTexts | None,
     ) -> TransformersSession:
-        seeds, rows_of = seeds_of(seed, len(begun)), self._rows_of
-        return self.sessions(self.decoder, chat, self.config, begun, num_rollouts, seeds, rows_of, watched)
+        seeds, rows_of = seeds_of(seed, len(encoded)), self._rows_of
+        return self.sessions(self.decoder, chat, self.config, encoded, num_rollouts, seeds, rows_of, watched)
 
     def next_turn(self, conversation: Encoded) -> AgentTurn:
         """Sample one turn after a conversation that another agent has written."""

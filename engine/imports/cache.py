@@ -55,8 +55,8 @@ def _writable(home: Path, temporary: Path) -> Path:
 
 def note() -> str:
     """Return a sentence if indexes are not kept, else an empty string."""
-    wanted, folder = home_dir(), cache_dir()
-    return "" if folder == wanted else f"{wanted} cannot be written: the index is in {folder} and will not be kept"
+    home, folder = home_dir(), cache_dir()
+    return "" if folder == home else f"{home} cannot be written: the index is in {folder} and will not be kept"
 
 
 @contextmanager

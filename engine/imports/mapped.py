@@ -274,12 +274,12 @@ def scores(value: object) -> dict[str, Score]:
     found: dict[str, Score] = {}
     if isinstance(value, list):  # `[{"name", "value"}, …]`
         value = {str(v["name"]): v for v in value if isinstance(v, Mapping) and "name" in v}
-    for name, given in mapping(value).items():
-        if isinstance(given, Mapping):
-            raw = next((given[k] for k in ("score", "value", "reward") if k in given), None)
-            found[str(name)] = Score(number(raw), number(given.get("weight")))
-        elif given is None or number(given) is not None:
-            found[str(name)] = Score(number(given))
+    for name, entry in mapping(value).items():
+        if isinstance(entry, Mapping):
+            raw = next((entry[k] for k in ("score", "value", "reward") if k in entry), None)
+            found[str(name)] = Score(number(raw), number(entry.get("weight")))
+        elif entry is None or number(entry) is not None:
+            found[str(name)] = Score(number(entry))
     return found
 
 

@@ -73,6 +73,6 @@ def _shown(rollout: Rollout) -> Iterator[str]:
         yield f"{message.role} {message.text} {message.thought} {message.error or ''}"
         for call in message.calls:
             yield f"{call.name} {text(call.arguments)} {call.result or ''}"
-    for given in (rollout.answer, rollout.expected, rollout.error):
-        yield given or ""
+    for extra_text in (rollout.answer, rollout.expected, rollout.error):
+        yield extra_text or ""
     yield text([rollout.extra, rollout.task, rollout.tools]) or ""

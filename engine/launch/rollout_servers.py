@@ -126,7 +126,7 @@ def _tokens(url: str, base: str, key: str | None) -> Iterator[Fact]:
     """Draw a token at temperature 2. Its log-prob must differ from the one at temperature 1."""
     try:
         first = _generate(url, base, key, TEXT, temperature=2.0)["choices"][0]
-        token, drawn = first["token_ids"][0], float(first["logprobs"]["content"][0]["logprob"])
+        token, logprob = first["token_ids"][0], float(first["logprobs"]["content"][0]["logprob"])
         second = _generate(url, base, key, [*TEXT, token], temperature=1.0)
         raw = float(second["prompt_logprobs"][-1][str(token)]["logprob"])
     except _Refused as problem:
@@ -137,7 +137,7 @@ def _tokens(url: str, base: str, key: str | None) -> Iterator[Fact]:
         yield Fact("missing", f"server {url} gives an answer that cannot be read ({problem})", RESTART)
         return
     yield Fact("good", f"server {url} takes and gives tokens")
-    if abs(drawn - raw) < 1e-3:
+    if abs(logprob - raw) < 1e-3:
         advice = f"{RESTART}: vllm serve … --logprobs-mode processed_logprobs"
         yield Fact("missing", f"server {url} gives log-probs that leave the temperature out", advice)
     else:

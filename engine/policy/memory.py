@@ -146,10 +146,10 @@ def need(shape: ModelShape, config: RunConfig) -> MemoryNeed:
     }
     if training.beta > 0 or training.beta_mode == "auto":
         both["the frozen reference"] = reference
-    again = runs_again(model.gradient_checkpointing, tokens * token, device)
+    recomputes = runs_again(model.gradient_checkpointing, tokens * token, device)
     on_gpu = device != "cpu"  # on a GPU a strip is a whole tile, in float32
     tile = TILE_GPU * (computed + 12) if on_gpu else TILE * computed
-    kept = shape.layers * 2 * shape.hidden if again else shape.layers * shape.layer
+    kept = shape.layers * 2 * shape.hidden if recomputes else shape.layers * shape.layer
     acting: dict[str, float] = {f"cache of {rows} rollouts of {length} tokens": rows * length * shape.cached * sampled}
     backward: dict[str, float] = {
         f"activations of {tokens:,} tokens": tokens * (kept + 2 * shape.layer) * computed,

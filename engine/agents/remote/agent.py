@@ -153,7 +153,7 @@ class RemoteAgent(ChatAgent):
     def _open(
         self,
         chat: ChatBridge,
-        begun: Sequence[Encoded | VisionError],
+        encoded: Sequence[Encoded | VisionError],
         num_rollouts: int,
         seed: Seed,
         watched: BatchTexts | None,
@@ -161,8 +161,10 @@ class RemoteAgent(ChatAgent):
         version = self._own_version.get() or self.publisher.current
         if version is None:
             raise RuntimeError("no version of the policy was published yet")
-        seeds = seeds_of(seed, len(begun))
-        return RemoteSession(self.pool, self.publisher, version, chat, self.config, begun, num_rollouts, seeds, watched)
+        seeds = seeds_of(seed, len(encoded))
+        return RemoteSession(
+            self.pool, self.publisher, version, chat, self.config, encoded, num_rollouts, seeds, watched
+        )
 
     def close(self) -> None:
         self.publisher.close()

@@ -133,8 +133,8 @@ def better(loads: Sequence[Load], home: int, rollouts: int) -> int:
     """Return the server for a rollout's next turn. rollouts: number of rollouts of its prompt, by which the loads of
     similar servers may differ."""
     best = min(range(len(loads)), key=lambda i: (loads[i].crowd() + 1 / loads[i].share, i != home))
-    slack = rollouts if _similar(loads) else 0
-    if best == home or loads[home].crowd() - slack <= MOVE * (loads[best].crowd() + 1 / loads[best].share):
+    margin = rollouts if _similar(loads) else 0
+    if best == home or loads[home].crowd() - margin <= MOVE * (loads[best].crowd() + 1 / loads[best].share):
         return home
     loads[home].move(-1)
     loads[best].move(1)

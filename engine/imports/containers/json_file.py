@@ -114,15 +114,15 @@ def items(at: Callable[[int], BufferedIOBase], after: int, line: int) -> Iterato
         line += 1
         if problem is not None:
             begins = base + position
-            behind = _behind(at(begins), begins)
-            if behind is None:
+            after_value = _behind(at(begins), begins)
+            if after_value is None:
                 if text[position:].strip():
                     problem += "; the file is not read from here on"
                     yield FoundDocument(begins, 0, line, base + len(text), problem=problem)
                 return
-            yield FoundDocument(begins, behind - begins, line, behind, problem=problem)
-            stream = at(behind)
-            base, text, position = behind, stream.read(_BLOCK).decode("latin-1"), 0
+            yield FoundDocument(begins, after_value - begins, line, after_value, problem=problem)
+            stream = at(after_value)
+            base, text, position = after_value, stream.read(_BLOCK).decode("latin-1"), 0
             continue
         try:
             document = loads(text[position:end].encode("latin-1"))

@@ -179,19 +179,19 @@ def _pair(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield the chosen and then the rejected answer as the rollouts of one group."""
     sides = {k: v for k, v in document.items() if any(side in k for side in _SIDES)}
     base = GENERIC.rollout({**{k: v for k, v in document.items() if k not in sides}, "completion": ""}, origin)
-    talks = [_dialogue(document[side]) for side in _SIDES]
-    shared = len(base.prompt) if all(t[: len(base.prompt)] == base.prompt for t in talks) else 0
+    dialogues = [_dialogue(document[side]) for side in _SIDES]
+    shared = len(base.prompt) if all(t[: len(base.prompt)] == base.prompt for t in dialogues) else 0
     if not base.prompt:  # both answers repeat the prompt
-        pairs = enumerate(zip(*(t[:-1] for t in talks), strict=False))
-        shared = next((i for i, (one, other) in pairs if one != other), min(len(t) - 1 for t in talks))
-    prompt = base.prompt or talks[0][:shared]
-    for index, (side, talk) in enumerate(zip(_SIDES, talks, strict=True)):
+        pairs = enumerate(zip(*(t[:-1] for t in dialogues), strict=False))
+        shared = next((i for i, (one, other) in pairs if one != other), min(len(t) - 1 for t in dialogues))
+    prompt = base.prompt or dialogues[0][:shared]
+    for index, (side, dialogue) in enumerate(zip(_SIDES, dialogues, strict=True)):
         own = {k: v for k, v in sides.items() if side in k and k != side}
         value = next((n for k, v in own.items() if _SCORE.search(k) and (n := number(v)) is not None), None)
         yield replace(
             base,
             prompt=prompt,
-            completion=talk[shared:],
+            completion=dialogue[shared:],
             index=index,
             reward=value,
             model=next((text(v) or "" for k, v in own.items() if "model" in k), base.model),

@@ -95,12 +95,12 @@ def traces(name: str, read: Callable[[Document], list[Span] | None]) -> Document
 
 
 def _rollout(trace: str, spans: list[Span], origin: Origin) -> Rollout | None:
-    talks = [span.talk() for span in spans]
-    longest = max(range(len(spans)), key=lambda i: (len(talks[i]), i))
-    if not talks[longest]:
+    conversations = [span.talk() for span in spans]
+    longest = max(range(len(spans)), key=lambda i: (len(conversations[i]), i))
+    if not conversations[longest]:
         return None
     source = spans[longest]
-    messages = _with_tools(talks[longest], spans)
+    messages = _with_tools(conversations[longest], spans)
     root = next((s for s in spans if s.is_root), spans[0])
     known = root.attributes
     prompt, answers = split(messages)

@@ -101,8 +101,8 @@ def _from_logtree(document: Document, origin: Origin) -> tuple[tuple[Message, ..
         return None
     if not all(_same(_printed(turn), reward) for turn, reward in zip(turns, rewards, strict=True)):
         return None
-    talks = [node for t in turns for node in _nodes(t) if at(mapping(node), "data.type") == "conversation"]
-    prompt, completion = split(conversation([m for talk in talks for m in listed(at(talk, "data.messages"))]))
+    nodes = [node for t in turns for node in _nodes(t) if at(mapping(node), "data.type") == "conversation"]
+    prompt, completion = split(conversation([m for talk in nodes for m in listed(at(talk, "data.messages"))]))
     if sum(m.is_agent for m in completion) != len(steps):
         return None
     errors = iter([_error(mapping(s.get("logs"))) for s in steps])

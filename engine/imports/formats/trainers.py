@@ -150,8 +150,8 @@ def _alternating(texts: list[str], mask: list[bool]) -> tuple[tuple[Message, ...
     before it if there are two. Texts may include their part of a chat template.
     """
     turns = sum(by_agent and not (i and mask[i - 1]) for i, by_agent in enumerate(mask))
-    behind = 2 * turns - int(bool(mask) and mask[-1])
-    first = len(texts) - behind if turns and 0 < behind < len(texts) else 1
+    after_prompt = 2 * turns - int(bool(mask) and mask[-1])
+    first = len(texts) - after_prompt if turns and 0 < after_prompt < len(texts) else 1
     if any("<tool_call>" in turn for turn in texts[:first]):  # the mask joins turns, so rely on alternation
         first = 2 - (len(texts) + bool(mask and mask[-1])) % 2
     roles = ("system",) * (first - 1) + ("user",)

@@ -260,10 +260,10 @@ class PolicyUpdater:
     def _chunks(self, task: UpdateTask) -> list[tuple[slice, slice]]:
         """Return the slices of rows for one forward pass each, with the slices of their tokens in [A]."""
         e = task.experience
-        together = max(1, DENSE_LOGITS // (max(map(len, e.rows)) * self.vocabulary))
+        rows_per_chunk = max(1, DENSE_LOGITS // (max(map(len, e.rows)) * self.vocabulary))
         ends = np.cumsum([0, *e.counts]).tolist()
-        starts = range(0, len(e.rows), together)
-        chunks = [(start, min(start + together, len(e.rows))) for start in starts]
+        starts = range(0, len(e.rows), rows_per_chunk)
+        chunks = [(start, min(start + rows_per_chunk, len(e.rows))) for start in starts]
         return [(slice(a, b), slice(ends[a], ends[b])) for a, b in chunks if ends[b] > ends[a]]
 
     def _logits(self, task: UpdateTask, rows: slice) -> Tensor:

@@ -68,8 +68,8 @@ class Enqueuer:
                 self._trouble.ends(f"The update queue can be used again. {self.lost} tasks were lost meanwhile.")
                 return True
             except QueueError as error:
-                in_memory = f"Up to {IN_HAND} tasks wait in memory, more are lost."
-                self._trouble.begins(f"{error} Serving continues. {in_memory}")
+                advice = f"Up to {IN_HAND} tasks wait in memory, more are lost."
+                self._trouble.begins(f"{error} Serving continues. {advice}")
                 if self._closing.wait(AGAIN_S):
                     return False
             except Exception:

@@ -128,11 +128,11 @@ class RecordKeeper:
 
     def settled(self) -> int | None:
         """Return the journal number up to which the record is complete; None if it has not changed."""
-        sure = self.writer.positions.get(JOURNAL_POSITION, 0)
-        if sure <= self._reported_position:
+        durable = self.writer.positions.get(JOURNAL_POSITION, 0)
+        if durable <= self._reported_position:
             return None
-        self._reported_position = sure
-        return sure
+        self._reported_position = durable
+        return durable
 
     def finish(self) -> None:
         """Wait until the record is written, and store its journal position."""

@@ -398,8 +398,8 @@ class Serving:
             self._to_learn += self._open_turns.due()
             while self.keeper.copy_journal():
                 continue
-            if (sure := self.keeper.settled()) is not None:
-                self.enqueuer.put(None, recorded=sure)
+            if (durable := self.keeper.settled()) is not None:
+                self.enqueuer.put(None, recorded=durable)
             self._worker.look()
             if self.validation is not None:
                 self.validation.keep_alive()

@@ -93,11 +93,11 @@ class VisionTower:
 
     def _encode(self, images: Sequence[ModelImage]) -> dict[str, Features]:
         """Return features by key. Images with inputs of the same shapes share a pass."""
-        together: dict[object, list[ModelImage]] = {}
+        by_shape: dict[object, list[ModelImage]] = {}
         for image in images:
-            together.setdefault(tuple((k, tuple(v.shape[1:])) for k, v in image.inputs.items()), []).append(image)
+            by_shape.setdefault(tuple((k, tuple(v.shape[1:])) for k, v in image.inputs.items()), []).append(image)
         found: dict[str, Features] = {}
-        for group in (part for images_of_size in together.values() for part in _parts(images_of_size)):
+        for group in (part for images_of_size in by_shape.values() for part in _parts(images_of_size)):
             encoded = self._call(group)
             if encoded is None:  # the tower does not separate them, so encode one at a time
                 encoded = [one for image in group for one in self._call([image], whole=True) or ()]

@@ -113,8 +113,8 @@ def parsed(body: bytes) -> object:
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"the key {twice[:80]!r} comes twice")
+        [(repeated, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {repeated[:80]!r} comes twice")
     return found
 
 
