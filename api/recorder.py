@@ -338,7 +338,7 @@ def run_folder(run: str | os.PathLike[str] | None, runs_dir: str | os.PathLike[s
         return home / new_run_id(home)
     name = os.fspath(run)
     if not name.strip() or name in (".", "..") or "\0" in name:
-        raise ValueError(f"{name!r} cannot be the name of a run; right would be a name such as my-run, or a path")
+        raise ValueError(f"{name!r} is not a valid name of a run; expected a name such as my-run, or a path")
     return home / name if os.path.basename(name) == name else Path(name).expanduser().absolute()
 
 

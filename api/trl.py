@@ -36,7 +36,7 @@ GENERATE = "_generate_and_score_completions"
 SOURCES = {
     "generation": "every rollout",
     "logs": "the last batch of each step, without tokens",
-    "rewards": "what the reward functions are asked and answer, without advantages and tokens",
+    "rewards": "inputs and scores of the reward functions, without advantages and tokens",
     "parquet": "the files of log_completions: the last batch before each log, without weights and tokens",
 }
 """Where rollouts are read from, best first, with a description of each."""
@@ -54,7 +54,7 @@ def attach(trainer: Any, recorder: Recorder | None = None, *, source: str = "", 
         if isinstance(callback, _Numbers):
             return callback.attached
     if source and source not in SOURCES:
-        raise ValueError(f"source={source!r}: right would be one of {', '.join(SOURCES)}")
+        raise ValueError(f"source={source!r}: expected one of {', '.join(SOURCES)}")
     found = _sources(trainer)
     usable = [name for name in list(SOURCES)[list(SOURCES).index(source) if source else 0 :] if found[name]]
     if not usable:
@@ -170,7 +170,7 @@ class Attached:
         if self._recorded or not self._sources:
             return self.recorder.failed(error, rows)
         version = metadata.version("trl") if find_spec("trl") else "unknown"
-        self._problem = f"TRL {version} does not give {self.source!r} as expected ({type(error).__name__}: {error})"
+        self._problem = f"TRL {version} does not provide {self.source!r} as expected ({type(error).__name__}: {error})"
         del self._sources[0]
         self.step_ended = lambda state: None
         if self._sources:

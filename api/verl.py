@@ -37,7 +37,7 @@ class Recorded:
         recorder = self._recorder = Recorder(**{**_described(self), **self.grpo_tui_options})
         missing = _missing(self)
         recorder.no_rollouts = missing or f"{type(self).__name__} wrote none"
-        what = f"metrics alone ({missing})" if missing else "rollouts and metrics"
+        what = f"metrics only ({missing})" if missing else "rollouts and metrics"
         print(f"grpo-tui records {what} in {recorder.run_dir}")
         with recorder:
             return super().fit(*args, **kwargs)  # type: ignore[misc] - verl's trainer comes next

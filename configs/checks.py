@@ -88,13 +88,13 @@ def _passed(config: RunConfig) -> Iterator[Problem]:
     if training.trl.get("sync_ref_model") and (lora is not None or training.beta == 0):
         yield Problem(
             "training.trl.sync_ref_model",
-            "the reference is a copy only where all weights are trained with a KL penalty",
+            "the reference is a copy only if all weights are trained with a KL penalty",
             "model.lora: null and training.beta above 0",
         )
     for key in ("num_train_epochs", "num_iterations"):
         value = training.trl.get(key, 1)
         if not isinstance(value, (int, float)) or value <= 0:
-            yield Problem(f"training.trl.{key}", f"{value!r} is no number above 0", "a number such as 1")
+            yield Problem(f"training.trl.{key}", f"{value!r} is not a number above 0", "a number such as 1")
     rows = training.prompts_per_step * training.num_generations
     batch, times = training.trl.get("generation_batch_size") or rows, training.trl.get("num_iterations", 1)
     if not isinstance(batch, int) or batch <= 0 or batch % rows:
@@ -174,7 +174,7 @@ def _data(config: RunConfig) -> Iterator[Problem]:
         for key in ("prompt", "prompt_template", "system_prompt", "answer"):
             if getattr(data, key) is not None:
                 yield Problem(
-                    f"data.{key}", f"this is for prompts, and {data.source} holds tasks of environments", "leave it out"
+                    f"data.{key}", f"this is for prompts, but {data.source} contains environment tasks", "leave it out"
                 )
     if environment.reward_funcs and config.mode == "sft":
         yield Problem(
@@ -185,23 +185,23 @@ def _data(config: RunConfig) -> Iterator[Problem]:
     if environment.tools and environment.class_path != DATASET_ENV:
         yield Problem(
             "environment.tools",
-            f"{environment.class_path} has tools of its own; functions are tools where a dataset gives the tasks",
+            f"{environment.class_path} defines its own tools; function tools are only for datasets",
             "leave it out, or set data.source",
         )
     if data.source is None and (data.eval_source is not None or data.prompt_template is not None):
         key = "eval_source" if data.eval_source is not None else "prompt_template"
-        yield Problem(f"data.{key}", "this is for a dataset, and data.source names none", "set data.source")
+        yield Problem(f"data.{key}", "this is for a dataset, but data.source is not set", "set data.source")
     conversations = data.source is not None and environment.class_path == DATASET_ENV and config.mode == "rft"
     if conversations and environment.reward_funcs and not any(environment.reward_funcs.values()) and not data.answer:
         yield Problem(
             "environment.reward_funcs",
-            "every weight is 0, so that no answer is better than another",
+            "every weight is 0, so all answers get the same reward",
             "a weight of at least one function that is not 0",
         )
     if conversations and not environment.reward_funcs and data.answer is None:
         yield Problem(
             "environment.reward_funcs",
-            "nothing says what a good answer is",
+            "no reward is configured",
             "name a reward function (`--reward rewards.py:accuracy`), or the column of right answers in data.answer",
         )
 
@@ -228,7 +228,7 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
     if r.steps_ahead is not None and r.steps_ahead > r.max_staleness:
         yield Problem(
             "rollouts.steps_ahead",
-            "rollouts made so early would be too old",
+            "rollouts generated this early would be too old",
             f"at most max_staleness ({r.max_staleness})",
         )
     if r.engine == "transformers":
@@ -239,17 +239,17 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
         if r.max_staleness:
             yield Problem(
                 "rollouts.max_staleness",
-                "rollouts of later steps can be made during training only on servers",
+                "only servers can generate rollouts of later steps during training",
                 "0, or rollouts.engine: vllm",
             )
         return
     if config.mode == "sft":
-        yield Problem("rollouts.engine", "no rollouts are made in mode sft", "transformers")
+        yield Problem("rollouts.engine", "mode sft generates no rollouts", "transformers")
     if not r.servers:
         yield Problem("rollouts.servers", "no server is named", "addresses such as [http://127.0.0.1:8000]")
     for url in r.servers:
         if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
-            yield Problem("rollouts.servers", f"{url} is no address of a server", "such as http://127.0.0.1:8000")
+            yield Problem("rollouts.servers", f"{url} is not a server address", "such as http://127.0.0.1:8000")
     if len(set(r.servers)) < len(r.servers):
         yield Problem("rollouts.servers", "a server is named twice", "each once")
     if config.model.lora is None:
@@ -259,8 +259,8 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
         if value != neutral and config.mode == "rft":
             yield Problem(
                 f"training.{key}",
-                f"{value}, but servers would report log-probs of the tokens that are left, and the policy is trained "
-                "on all of them",
+                f"{value}, but then servers report log-probs over the remaining tokens only, and training uses all "
+                "tokens",
                 f"{neutral:g} with rollouts.engine: vllm",
             )
 
@@ -268,7 +268,7 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
 def check_paths(config: RunConfig) -> Iterator[Problem]:
     """Find files and folders that are named but missing. Not for the stored configuration of an old run."""
     if config.seed >= 2**32 and config.mode in ("sft", "rft"):
-        yield Problem("seed", f"{config.seed} is no seed of NumPy", "at most 4294967295")
+        yield Problem("seed", f"{config.seed} is not a valid NumPy seed", "at most 4294967295")
     serve = config.online.serve
     if config.mode == "online" and serve is not None and not re.fullmatch(r".*:\d{1,5}", serve):
         yield Problem("online.serve", f"{serve!r} names no port", "HOST:PORT, such as 127.0.0.1:8000")
@@ -291,7 +291,7 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
     start = f"relative paths start in {os.getcwd()}"
     rights = {
         "model.chat_template": f"chatml, or a file with a Jinja template; {start}",
-        "model.sft_adapters": "the folder that `grpo-tui train --mode sft` wrote, a hub id is not taken here; or null",
+        "model.sft_adapters": "the folder that `grpo-tui train --mode sft` wrote, or null; hub ids are not supported",
     }
     for key, path in paths:
         if path is None or (key.startswith("data.") and path.strip() and not is_path(path)):
@@ -300,7 +300,7 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
             continue
         right = rights.get(key, f"a path that exists; {start}")
         if key.startswith("data.") and "://" in path:
-            right = "a hub id such as openai/gsm8k, or a file; addresses are not read"
+            right = "a hub id such as openai/gsm8k, or a file; URLs are not supported"
         yield Problem(key, f"there is no file or folder {path.strip() or repr(path)}", right)
     yield from _output(config)
 
@@ -312,16 +312,18 @@ def _output(config: RunConfig) -> Iterator[Problem]:
         return
     output_dir = getattr(config, key.partition(".")[0]).output_dir
     if os.path.basename(os.path.normpath(output_dir)) in ("", ".", ".."):
-        yield Problem(key, f"{output_dir!r} names no folder for the adapters", "a folder such as saved_models/mine")
+        yield Problem(
+            key, f"{output_dir!r} does not name a folder for the adapters", "a folder such as saved_models/mine"
+        )
         return
     folder = os.path.abspath(os.path.expanduser(output_dir))
     parent = folder if os.path.isfile(folder) else os.path.dirname(folder)
     while not os.path.lexists(parent) and os.path.dirname(parent) != parent:
         parent = os.path.dirname(parent)
     if not os.path.isdir(parent):
-        yield Problem(key, f"{parent} is a file, and the adapters need a folder", "a folder, which is made")
+        yield Problem(key, f"{parent} is a file, and the adapters need a folder", "a folder, created if missing")
     elif parent != os.getcwd() and not os.access(parent, os.W_OK):  # here, runs are made: who makes one hears of it
-        yield Problem(key, f"nothing can be written in {parent}", "a folder of yours, which is made")
+        yield Problem(key, f"{parent} is not writable", "a writable folder, created if missing")
 
 
 def is_path(source: str) -> bool:

@@ -82,11 +82,13 @@ COMPONENT_ADVANTAGE_SHARE: Final = _family(
     "rewards/advantage_share/", "share of the component in the variance of returns within groups; all add up to 1"
 )
 
-CURIOSITY_REPEAT_RATE: Final = _metric("curiosity/repeat_rate", "share of transitions that another of the batch equals")
-CURIOSITY_CACHE_HIT_RATE: Final = _metric(
-    "curiosity/cache_hit_rate", "share of transitions that an earlier batch left in the cache"
+CURIOSITY_REPEAT_RATE: Final = _metric(
+    "curiosity/repeat_rate", "share of transitions that equal another one in the batch"
 )
-CURIOSITY_VERSION: Final = _metric("curiosity/version", "times that the dynamics model was trained")
+CURIOSITY_CACHE_HIT_RATE: Final = _metric(
+    "curiosity/cache_hit_rate", "share of transitions in the cache from an earlier batch"
+)
+CURIOSITY_VERSION: Final = _metric("curiosity/version", "number of training updates of the dynamics model")
 CURIOSITY_DYNAMICS_LOSS: Final = _metric("curiosity/dynamics_loss", "loss of the dynamics model")
 
 ACTION_SHARE: Final = _family("behavior/action_distribution/", "share of the action among all steps")
@@ -99,7 +101,7 @@ SUCCESS_LOW: Final = _metric("success/eval_low", "success on held-out tasks, low
 SUCCESS_HIGH: Final = _metric("success/eval_high", "success on held-out tasks, upper end of its 95 % interval")
 REWARD_GREEDY: Final = _metric("held_out/reward_greedy", "graded reward of held-out tasks at temperature 0, mean")
 REWARD_SAMPLED: Final = _metric("held_out/reward_sampled", "graded reward of held-out tasks at temperature 1, mean")
-ENVIRONMENT_FAILED: Final = _metric("environment/failed", "share of rollouts that their environment failed")
+ENVIRONMENT_FAILED: Final = _metric("environment/failed", "share of rollouts that failed in their environment")
 TURNS: Final = _metric("turns/mean", "turns of a rollout, mean")
 TOKENS_AGENT: Final = _metric("tokens/agent", "tokens that the agent wrote in the step")
 TOKENS_STEP: Final = _metric("tokens/step", "tokens of the step's rollouts, prompts and observations included")
@@ -118,9 +120,9 @@ STALENESS: Final = _metric("rollout/staleness", "optimiser steps between samplin
 ROLLOUTS_DROPPED: Final = _metric("rollout/dropped", "rollouts that were too old to learn from")
 ROLLOUTS_WAIT: Final = _metric("rollout/wait", "seconds that rollouts waited for the trainer")
 TRAINER_IDLE: Final = _metric(
-    "trainer/idle", "seconds that the trainer waited for rollouts and for servers to take a version in"
+    "trainer/idle", "seconds that the trainer waited for rollouts and for servers to load a version"
 )
-LOGPROB_MISMATCH: Final = _metric("rollout/logprob_mismatch", "log-probs of servers and trainer apart, nats, mean")
+LOGPROB_MISMATCH: Final = _metric("rollout/logprob_mismatch", "difference of server and trainer log-probs, nats, mean")
 LOGPROB_MISMATCH_P99: Final = _metric("rollout/logprob_mismatch_p99", "the same, 99th percentile")
 LOGPROB_MISMATCH_MAX: Final = _metric("rollout/logprob_mismatch_max", "the same, largest")
 
@@ -130,7 +132,7 @@ SAMPLER_CLIPPED: Final = _metric("sampler/clipped", "share of tokens outside the
 SAMPLER_RATIO: Final = _metric("sampler/largest_ratio", "largest |log ratio| of a rollout before any update, nats")
 
 # The update.
-LOSS: Final = _metric("train/loss", "what was minimised")
+LOSS: Final = _metric("train/loss", "the minimised loss")
 RL_LOSS: Final = _metric("train/rl_loss", "the loss without its KL term")
 GRAD_NORM: Final = _metric("train/grad_norm", "norm of the gradient before clipping")
 CLIPPED_GRAD_NORM: Final = _metric("train/grad_norm_clipped", "norm of the gradient after clipping")
@@ -169,33 +171,33 @@ MEMORY_RSS: Final = _metric("memory/rss_mib", "main memory of the training proce
 MEMORY_GPU: Final = _metric("memory/gpu_mib", "GPU memory of the training process at its peak, MiB")
 
 # Serving: one value a request or an update; shown as rates and means over the last of them.
-ONLINE_SUCCESS: Final = _metric("online/success", "whether the answer was right, where that is known")
+ONLINE_SUCCESS: Final = _metric("online/success", "whether the answer was right, if known")
 ONLINE_SUCCESS_INITIAL: Final = _metric("online/success_initial", "whether the first rollout was right")
 GATE_RATE: Final = _metric("online/gate_rate", "whether the vote was sure enough to learn from")
 FLIP_RATE: Final = _metric("online/flip_rate", "whether the vote overturned the first answer")
 CONFIDENCE: Final = _metric("online/confidence", "share of the vote that the label got")
-NEIGHBOURS: Final = _metric("online/neighbours", "earlier experiences that voted, too")
+NEIGHBOURS: Final = _metric("online/neighbours", "earlier experiences that also voted")
 LATENCY: Final = _metric("online/latency_s", "seconds from request to answer")
 SERVING_VERSION: Final = _metric("online/serving_version", "version of the policy that answers")
 SNAPSHOT_VERSION: Final = _metric("online/snapshot_version", "version that was published last")
 PUBLISHING_HELD: Final = _metric("online/publishing_held", "whether publishing is held back")
-QUEUE_DEPTH: Final = _metric("online/queue_depth", "updates that wait")
-TASKS_LOST: Final = _metric("online/tasks_lost", "updates that were lost while the disk of the queue was in trouble")
-TASKS_DROPPED: Final = _metric("online/tasks_dropped", "updates that found no room in the queue")
+QUEUE_DEPTH: Final = _metric("online/queue_depth", "waiting updates")
+TASKS_LOST: Final = _metric("online/tasks_lost", "updates lost while the disk of the queue failed")
+TASKS_DROPPED: Final = _metric("online/tasks_dropped", "updates dropped because the queue was full")
 REQUEST: Final = _metric("online/request", "number of the request: the axis of the metrics of serving")
 
 # Learning while serving.
 UPDATES: Final = _metric("online/updates", "updates so far")
-REJECTED: Final = _metric("online/rejected", "whether the update was taken back")
-UPDATE_WEIGHT: Final = _metric("online/update_weight", "weight of the update, below 1 for one of many alike")
+REJECTED: Final = _metric("online/rejected", "whether the update was reverted")
+UPDATE_WEIGHT: Final = _metric("online/update_weight", "weight of the update, below 1 for one of many similar ones")
 UPDATE_NORM: Final = _metric("online/step_norm", "norm of the change that the update made to the weights")
-BASELINE: Final = _metric("online/baseline", "running mean of returns, which advantages are measured from")
+BASELINE: Final = _metric("online/baseline", "running mean of returns, the baseline of advantages")
 RETURN_MEAN: Final = _metric("online/mean_return", "return of the update's rollouts, mean")
 ONLINE_BETA: Final = _metric("online/current_beta", "weight of the KL in the loss")
 ONLINE_KL: Final = _metric("online/mean_kl", "mean of the last updates' KL, nats per token")
 VALIDATION_LIVE: Final = _metric("online/validation_live", "success of the newest weights on the validation tasks")
 VALIDATION_EMA: Final = _metric("online/validation_ema", "success of the smoothed weights on the validation tasks")
-VALIDATION_DELTA: Final = _metric("online/delta_validation", "success of the newest weights less that of the smoothed")
+VALIDATION_DELTA: Final = _metric("online/delta_validation", "success of the newest weights minus that of the smoothed")
 CANARY_LABEL_ACCURACY: Final = _metric("online/canary_label_accuracy", "share of right labels on known tasks")
 CANARY_FLIP_RATE: Final = _metric("online/canary_flip_rate", "share of these labels that changed since last time")
 

@@ -36,7 +36,7 @@ def open_picture(source: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Itera
                 check_size(image.size, max_pixels)
                 yield image
         except UnidentifiedImageError:
-            raise ValueError("it is no PNG, JPEG, WebP or GIF picture") from None
+            raise ValueError("it is not a PNG, JPEG, WebP or GIF image") from None
         except ValueError:
             raise
         except Exception as problem:  # of a broken file, decoders raise whatever they stumble over

@@ -185,7 +185,7 @@ def _default(node: ast.AnnAssign) -> str:
 def fault(key: str) -> tuple[str, str] | None:
     """Return the fault and the fix of a key that `training.trl` cannot pass. Without TRL, unknown keys have none."""
     if key in OURS:
-        return "this setting has a key of its own here", OURS[key]
+        return "this setting has its own key here", OURS[key]
     if key in REFUSED:
         return "TRL does not get this field", REFUSED[key]
     known = installed_fields()

@@ -179,7 +179,9 @@ class _Walker:
                 return items
             value = self.loader.construct_object(node, deep=True)
             if not isinstance(value, (str, int, float, type(None))):
-                self._fault(node, path, f"{node.tag} makes {type(value).__name__}, which no key takes", "leave it out")
+                self._fault(
+                    node, path, f"{node.tag} makes {type(value).__name__}, which no key accepts", "leave it out"
+                )
             return value
         finally:
             self._open.discard(id(node))

@@ -195,11 +195,11 @@ class Env(ABC, Generic[State, Task]):
 
         Raises ValueError if the environment does not generate tasks.
         """
-        raise ValueError(f"{type(self).__name__} makes no tasks of its own: name a file of tasks in data.source")
+        raise ValueError(f"{type(self).__name__} generates no tasks: set data.source to a file of tasks")
 
     def demonstrate(self, task: Task, route: str = "right", seed: int = 0) -> Demonstrator:
         """Demonstrate one of the `routes` through a task. Raises ValueError if the environment has none."""
-        raise ValueError(f"{type(self).__name__} has no demonstrations: give sft.data")
+        raise ValueError(f"{type(self).__name__} has no demonstrations: set sft.data")
 
     def routes(self, task: Task) -> Sequence[str]:
         """Return the routes that `demonstrate` supports for `task`, `right` first."""

@@ -24,10 +24,10 @@ T = TypeVar("T")
 def checked_call(call: ToolCall) -> ToolCall:
     """Return `call` if it is a valid ToolCall from `parse`."""
     _expect(call, ToolCall, "parse returned {}, not a ToolCall")
-    _expect(call.name, str | None, "parse gave {} as the name of a call, not text")
-    _expect(call.thought, str, "parse gave {} as the thought, not text")
+    _expect(call.name, str | None, "parse returned {} as the name of a call, not text")
+    _expect(call.thought, str, "parse returned {} as the thought, not text")
     if not isinstance(call.arguments, Mapping) or not all(isinstance(k, str) for k in call.arguments):
-        raise TypeError("parse gave arguments that are not a mapping from names")
+        raise TypeError("parse returned arguments that are not a mapping from names")
     return call
 
 
@@ -64,7 +64,7 @@ def checked_result(result: StepResult) -> StepResult:
     checked_pictures(result.images)
     _all(result.calls, Call, "calls")
     if any(d.kind not in DISPLAYS or not isinstance(d.content, str) for d in _all(result.display, Display, "display")):
-        raise TypeError(f"display must hold text of a kind among {', '.join(DISPLAYS)}")
+        raise TypeError(f"display must contain text of a kind among {', '.join(DISPLAYS)}")
     if type(result.reward) is float and type(result.done) is bool and type(result.correct) in (bool, type(None)):
         return result
     return replace(
@@ -87,7 +87,7 @@ def _checked_verdict(verdict: Verdict) -> Verdict:
     _expect(verdict, Verdict, "finish returned {} among its verdicts")
     for score in verdict.scores:
         if score.value is not None and not math.isfinite(score.value):
-            return Verdict(error=f"finish gave {score.value} as the score {score.name}")
+            return Verdict(error=f"finish returned {score.value} as the score {score.name}")
     return verdict
 
 

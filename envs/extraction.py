@@ -48,7 +48,7 @@ def make_extractor(form: str) -> Extractor | None:
     try:
         pattern = re.compile(form, re.I | re.S)
     except re.error as error:
-        raise AnswerFormError(f"the form of answers {form!r} is no regular expression: {error}") from error
+        raise AnswerFormError(f"the answer format {form!r} is not a regular expression: {error}") from error
     return lambda text: _matched(pattern, text)
 
 
@@ -144,7 +144,7 @@ def _matched(pattern: re.Pattern[str], text: str) -> str | None:
 def _users(path: str) -> Extractor:
     _, function = find_object(path)
     if not callable(function):
-        raise AnswerFormError(f"the form of answers {path} is no function")
+        raise AnswerFormError(f"the answer extractor {path} is not a function")
 
     @cache
     def report(problem: str) -> None:

@@ -123,9 +123,9 @@ def load_tools(paths: Sequence[str]) -> tuple[FunctionTool | McpTool, ...]:
     names = [tool.spec.name for tool in tools]
     for name in names:
         if names.count(name) > 1:
-            raise EnvLoadError(f"two tools are called {name}; rename one, for the policy calls them by name")
+            raise EnvLoadError(f"two tools are named {name}: rename one")
     if ANSWER.name in names:
-        raise EnvLoadError(f"a tool is called {ANSWER.name}, which ends a task. Rename it")
+        raise EnvLoadError(f"a tool is called {ANSWER.name}, which ends a task: rename it")
     return tuple(tools)
 
 
@@ -140,14 +140,14 @@ def load_tool(path: str) -> FunctionTool:
         raise EnvLoadError(f'environment.tools: "{path}": {where} has no function {path.rpartition(":")[2]}')
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise EnvLoadError(f'tool "{path}": a policy cannot give `{parameter}`; declare each argument by name')
+            raise EnvLoadError(f'tool "{path}": a policy cannot pass `{parameter}`; declare each argument by name')
         if parameter.annotation is parameter.empty:
             raise EnvLoadError(
                 f'tool "{path}": the argument {parameter.name} has no type hint; write {parameter.name}: str, or '
                 "another of int, float, bool, list, dict"
             )
     if not (function.__doc__ or "").strip():
-        raise EnvLoadError(f'tool "{path}" has no docstring: the policy reads in it what the tool does')
+        raise EnvLoadError(f'tool "{path}" has no docstring, which describes the tool to the policy')
     from transformers.utils.chat_template_utils import get_json_schema
 
     try:
@@ -157,12 +157,9 @@ def load_tool(path: str) -> FunctionTool:
         raise EnvLoadError(f'tool "{path}" cannot be declared: {reason}; write it as in{_flat(EXAMPLE)}') from problem
     for name, schema in declared.get("parameters", {}).get("properties", {}).items():
         if schema.get("type") not in TYPES:
-            raise EnvLoadError(
-                f'tool "{path}": the type of {name} is none of str, int, float, bool, list and dict, which calls can '
-                "hold"
-            )
+            raise EnvLoadError(f'tool "{path}": the type of {name} must be str, int, float, bool, list or dict')
         if not all(isinstance(choice, str) for choice in schema.get("enum") or ()):
-            raise EnvLoadError(f'tool "{path}": the choices of {name} must be texts')
+            raise EnvLoadError(f'tool "{path}": the choices of {name} must be strings')
     spec = tool_of_schema(declared["name"], "", declared.get("parameters"))
     return FunctionTool(replace(spec, description=declared["description"]), function)
 

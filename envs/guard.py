@@ -101,7 +101,7 @@ class _Batch(Generic[T, R]):
         now = time.perf_counter()
         for index, started in list(self.started.items()):
             if now - started > self.timeout_s:
-                text = f"took longer than {self.timeout_s:g} s and was given up"
+                text = f"took longer than {self.timeout_s:g} s and was abandoned"
                 self._settle(index, Outcome(error=text, timed_out=True, seconds=now - started))
 
 

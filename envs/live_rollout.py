@@ -203,7 +203,7 @@ def prompts_of(rollouts: Sequence[LiveRollout], num_rollouts: int) -> list[list[
         for rollout in group:
             if rollout.live and rollout.messages != prompt:
                 rollout.stop_reason = StopReason.ERROR
-                rollout.error = "reset: gave this rollout another prompt than its group"
+                rollout.error = "reset: this rollout has another prompt than the rest of its group"
         prompts.append(prompt or [{"role": "user", "content": "(no task)"}])
     return prompts
 

@@ -277,7 +277,7 @@ class MultiTurnEnv(Env[State, Task]):
             raise TypeError("reset returned no messages")
         for message in messages:
             if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-                raise ValueError(f"a message of reset is no mapping with a role of {', '.join(ROLES)}")
+                raise ValueError(f"each message of reset must be a mapping with a role among {', '.join(ROLES)}")
         cleaned_messages: list[Message] = [{**m, "content": cleaned(m.get("content"))} for m in messages]
         system_prompt = rollout.task.get("system_prompt")
         if isinstance(system_prompt, str) and system_prompt.strip():
@@ -290,7 +290,7 @@ class MultiTurnEnv(Env[State, Task]):
             try:
                 pictures = checked_pictures(self.images(state))
             except Exception:  # pictures are for people: the rollout continues without them
-                logger.warning("%s could not show its pictures", env_name(self), exc_info=True)
+                logger.warning("%s could not show its images", env_name(self), exc_info=True)
         return state, cleaned_messages, context, pictures
 
     def _result(self, trial: Trial, tasks: Sequence[int]) -> dict[str, object]:

@@ -29,16 +29,16 @@ def picture_of(source: str) -> Picture:
     """
     if source.startswith("data:"):
         content = _decoded(source)
-        return Picture(f"{hashlib.sha1(content).hexdigest()}.png", lambda: read_pixels(content, "the picture"))
+        return Picture(f"{hashlib.sha1(content).hexdigest()}.png", lambda: read_pixels(content, "the image"))
     if "://" in source:
-        raise ValueError(f"pictures are files or data URLs here, not {source[:60]}")
+        raise ValueError(f"an image must be a file or a data URL, not {source[:60]}")
     path = Path(source).expanduser()
     try:
         stat = path.stat()
     except (OSError, ValueError) as problem:
-        raise ValueError(f"there is no picture {path}") from problem
+        raise ValueError(f"there is no image {path}") from problem
     if stat.st_size > MAX_BYTES:
-        raise ValueError(f"{path} has {stat.st_size:,} bytes; a picture may have {MAX_BYTES:,}")
+        raise ValueError(f"{path} has {stat.st_size:,} bytes; an image may have at most {MAX_BYTES:,}")
     stamp = hashlib.sha1(f"{path.resolve()} {stat.st_mtime_ns} {stat.st_size}".encode()).hexdigest()
     return Picture(f"{stamp}.png", lambda: read_pixels(path.read_bytes(), str(path)))
 
@@ -50,7 +50,7 @@ def read_pixels(content: bytes, name: str) -> np.ndarray:
             upright = ImageOps.exif_transpose(image)
             return np.asarray(as_rgb(upright), dtype=np.uint8)
     except ValueError as problem:
-        raise ValueError(f"{name} cannot be read as a picture: {problem}") from problem
+        raise ValueError(f"{name} cannot be read as an image: {problem}") from problem
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
@@ -68,7 +68,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
 def _decoded(url: str) -> bytes:
     head, comma, data = url.partition(",")
     if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
-        raise ValueError("a data URL of a picture must begin with data:image/…;base64,")
+        raise ValueError("the data URL of an image must start with data:image/…;base64,")
     if len(data) > MAX_BYTES * 4 // 3:
         raise ValueError(f"the data URL is longer than {MAX_BYTES:,} bytes")
     try:

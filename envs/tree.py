@@ -112,7 +112,9 @@ def tree_session(
     if fresh is None:
         return session
     if not isinstance(session, BranchingSession):
-        raise BranchError(f"training.advantages: tree needs sessions that branch, and {type(session).__name__} cannot")
+        raise BranchError(
+            f"training.advantages: tree needs sessions that can branch, but {type(session).__name__} cannot"
+        )
     kind = AsyncTreeSession if isinstance(session, AsyncAgentSession) else TreeSession
     return kind(session, rollouts, fresh, num_rollouts, seed)
 
@@ -125,6 +127,6 @@ def check_repeated(rollout: LiveRollout) -> None:
     now, before = rollout.steps[-1], rollout.parent.steps[number - 1]
     if not rollout.live or (now.observation, now.error) != (before.observation, before.error):
         raise BranchError(
-            f"the environment does not repeat itself, so its rollouts cannot branch (training.advantages: tree): turn "
-            f"{number} was answered with {before.observation[:80]!r}, and when repeated with {now.observation[:80]!r}"
+            "the environment is not deterministic, so its rollouts cannot branch (training.advantages: tree): turn "
+            f"{number} returned {before.observation[:80]!r}, and {now.observation[:80]!r} when repeated"
         )

@@ -34,7 +34,7 @@ class KeptPictures:
             try:
                 path = self.store.save_image(picture.load(), picture.name)
             except Exception:
-                logger.warning("could not save the picture %s", picture.name, exc_info=True)
+                logger.warning("could not save the image %s", picture.name, exc_info=True)
                 return None
             if len(self._saved) > REMEMBERED:
                 self._saved.clear()

@@ -103,7 +103,7 @@ def find_class(path: str) -> type:
     if found is None:
         raise UserCodeError(f'"{path}": {module.__name__} has no class {name}')
     if not isinstance(found, type):
-        raise UserCodeError(f'"{path}": {name} is no class')
+        raise UserCodeError(f'"{path}": {name} is not a class')
     return found
 
 

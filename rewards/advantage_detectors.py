@@ -34,7 +34,7 @@ def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         return []
     what = "the sign of the advantage is wrong" if correlation < -ORDERED else "advantages come from other rollouts"
     message = (
-        f"{what}: better rollouts of a group do not get higher advantages. The correlation of reward and advantage "
+        f"{what}: better rollouts in a group do not get higher advantages. The correlation of reward and advantage "
         f"within groups is {correlation:.2f}, and it should be near 1."
     )
     ids, began = ids_of(batches[-1].rollouts, limits), latest[0].step
@@ -52,7 +52,7 @@ def used_advantages(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     if len(rollouts) < ENOUGH or scale <= SAME or share <= DISTINCT:
         return []
     message = (
-        "the loss uses other advantages than those of the rollouts: its rows or tokens are out of order. That is so in "
+        "the loss does not use the rollouts' own advantages: its rows or tokens are out of order. This affects "
         f"{len(other):,} of {len(rollouts):,} rollouts, such as {other[0].used:.2g} for {other[0].advantage:.2g}."
     )
     ids, began = ids_of(other, limits), latest[0].step
@@ -73,13 +73,13 @@ def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     if low < size < high:
         return _off_centre(batches, limits)
     problem = (
-        "small, so little is learned: are rollouts compared with themselves (a group of one), or advantages divided "
-        "twice?"
+        "small, so the policy learns little: are rollouts compared with themselves (a group of one), or advantages "
+        "divided twice?"
         if size <= low
-        else "large: are they divided by a deviation that is nearly 0, such as that of one rollout?"
+        else "large: are they divided by a standard deviation near 0, such as that of one rollout?"
     )
     message = (
-        f"advantages are too {problem} Their size is {size:.2g}, and the rewards differ by {differ:.2g} in "
+        f"advantages are too {problem} Their RMS is {size:.2g}, and the rewards differ by {differ:.2g} in "
         f"{len(mixed):,} groups."
     )
     severity, began = "warning" if size else "failure", newest(batches)[0].step
@@ -99,8 +99,8 @@ def _off_centre(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
         return []
     message = (
         f"the baseline does not fit the rewards: nearly all advantages are {'above' if mean > 0 else 'below'} 0. "
-        f"Subtract the mean of the same numbers. The mean advantage of {len(rollouts):,} rollouts is {mean:.2g}, "
-        f"{share:.0%} of their size."
+        f"Subtract the mean of the same rewards. The mean advantage of {len(rollouts):,} rollouts is {mean:.2g}, "
+        f"{share:.0%} of their RMS."
     )
     began = latest[0].step
     return [Finding("advantage_scale", message, share, CENTRE, ids_of(rollouts, limits), "mean", began=began)]
@@ -117,8 +117,8 @@ def paid_certainty(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
     if correlation is None or correlation <= CERTAIN or len(levels) < len({(r.task, r.text) for r in rollouts}) / 2:
         return []
     message = (
-        "the reward is the policy's own certainty, so it pays for what the policy would write anyway: reward right "
-        f"answers. The correlation of reward and log-prob within groups is {correlation:.2f}."
+        "the reward follows the policy's own certainty, so it pays for likely texts: reward right answers. The "
+        f"correlation of reward and log-prob within groups is {correlation:.2f}."
     )
     ids, began = ids_of(latest[-1].rollouts, limits), latest[0].step
     return [Finding("reward_hack", message, correlation, CERTAIN, ids, "certainty", began=began)]

@@ -82,7 +82,7 @@ class ChatCompletions:
             with contextlib.suppress(OSError, HTTPException):
                 text += f" ({message})" if (message := error_message(problem.read(100_000))) else ""
         elif not isinstance(problem, (OSError, HTTPException)):
-            text = f"its answer is not that of chat completions ({type(problem).__name__}: {text[:80]})"
+            text = f"its answer is not a chat completion ({type(problem).__name__}: {text[:80]})"
         return text.replace(self._key, "***") if self._key else text
 
 

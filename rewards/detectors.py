@@ -136,8 +136,8 @@ def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         return []
     evidence = sorted((r for r in latest.rollouts if action in r.actions), key=lambda r: -len(r.actions))
     message = (
-        f"{action} makes {share:.0%} of all calls: the other tools are used no more. In {len(batches)} steps their "
-        f"share fell from {others:.0%} to {1 - share:.0%}."
+        f"{action} makes up {share:.0%} of all calls: the policy hardly uses other tools. In {len(batches)} steps "
+        f"their share fell from {others:.0%} to {1 - share:.0%}."
     )
     return [Finding("action_collapse", message, share, limits.action_share, ids_of(evidence, limits), action)]
 
@@ -157,7 +157,7 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     if better := improvement(batches, limits):
         message = f"the policy becomes certain of good answers: {better} while {measured}."
         return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, severity="hint")]
-    message = f"the policy explores no more: {measured}."
+    message = f"the policy stopped exploring: {measured}."
     return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, began=began)]
 
 
@@ -173,7 +173,7 @@ def entropy_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         return []
     times, ids = series[-1] / min(series), ids_of(batches[-1].rollouts, limits)
     message = (
-        f"the policy becomes random: lower the bonus on entropy or the learning rate. Its entropy rose to "
+        "the policy becomes random: lower the entropy bonus or the learning rate. Its entropy rose to "
         f"{series[-1]:.3g} nats, {times:.1f} times its lowest in {len(series)} steps."
     )
     began = batches[0 if batches[-1].metrics.get(metric.ENTROPY_WEIGHT, 0.0) > 0 else since].step
@@ -194,8 +194,8 @@ def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
         else "serve the model in the trainer's precision (`grpo-tui doctor --server URL`)"
     )
     message = (
-        f"rollouts come from another policy than the one that is trained: {fix}. Log-probs of their tokens differ by "
-        f"{gap:.2g} nats in the mean; the policy that made them was {behind:.2g} steps behind."
+        f"rollouts do not come from the policy in training: {fix}. Token log-probs differ by {gap:.2g} nats on "
+        f"average, and the sampling policy was {behind:.2g} steps behind."
     )
     ids = ids_of(latest.rollouts, limits)
     return [Finding("logprob_mismatch", message, gap, limits.logprob_mismatch, ids)]
@@ -207,8 +207,8 @@ def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     the policy stays at its reference, whatever the sampler does."""
     if other_logprobs(batches):
         message = (
-            "the sampler's log-probs are not the trainer's for the same tokens: look at their order, their temperature "
-            f"and the weights. Their KL is {(kl := sampler_kl(batches[-SOON:])):.2g} nats a token."
+            "the sampler and the trainer differ in the log-probs of the same tokens: check their order, the "
+            f"temperature and the weights. Their KL is {(kl := sampler_kl(batches[-SOON:])):.2g} nats per token."
         )
         ids, began = ids_of(batches[-1].rollouts, limits), batches[-SOON].step
         return [Finding("sampler_mismatch", message, kl, OTHER_LOGPROBS, ids, "log-probs", began=began)]
@@ -220,8 +220,8 @@ def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     if not kl > max(limits.sampler_share * learned, ROUNDING):
         return []
     message = (
-        "the policy that samples is not the one that is trained: sample with the trainer's weights and number format "
-        f"(model.compute, model.sampling), or raise the learning rate if it is small. Their KL is {kl:.2g} nats a "
+        "the sampling policy is not the policy in training: sample with the trainer's weights and number format "
+        f"(model.compute, model.sampling), or raise the learning rate if it is small. Their KL is {kl:.2g} nats per "
         f"token, and the policy has moved {learned:.2g} from its reference."
     )
     ids = ids_of(batches[-1].rollouts, limits)
@@ -268,7 +268,7 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
     groups = groups_of(r for b in batches for r in b.rollouts)
     flat = [g for g in groups if is_flat(g)]
     share = len(flat) / len(groups) if groups else 0.0
-    measured = f"{len(flat):,} of {len(groups):,} groups have one reward for all their rollouts and teach nothing"
+    measured = f"{len(flat):,} of {len(groups):,} groups have the same reward for all rollouts and teach nothing"
     if len(groups) >= MANY and fmean(map(len, groups)) < SMALL and share > FLATTER * (larger := flat_at(USUAL, groups)):
         message = (
             f"groups are too small: raise training.num_generations. {measured}; of groups of {USUAL}, about "
@@ -294,7 +294,7 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
 @detector("unreadable_calls", share=True)
 def unreadable_calls(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts with an unparsable call."""
-    message = "hold a call that cannot be read, so the tool was never run"
+    message = "contain an unreadable call, so the tool never ran"
     return _frequent("unreadable_calls", message, batches, limits, lambda r: r.unreadable)
 
 
@@ -307,7 +307,7 @@ def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
 @detector("tool_errors", share=True, urgent=0.5)
 def tool_errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts with failed calls. A policy that is still learning its tools makes them at first."""
-    found = _frequent("errors", "have a call that failed", batches, limits, lambda r: r.call_failed, "tools")
+    found = _frequent("errors", "have a failed tool call", batches, limits, lambda r: r.call_failed, "tools")
     better = improvement(batches, limits)
     return (
         [replace(f, message=f"{f.message[:-1]}, while {better}.", severity="hint") for f in found] if better else found

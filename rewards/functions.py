@@ -48,7 +48,7 @@ class RewardModel:
         if not any("ForSequenceClassification" in name for name in names):
             raise ValueError(f"{path} is a {names[0] or 'model without an architecture'}, not a sequence classifier")
         if (labels := len(model_config.get("id2label") or ())) > 1:
-            raise ValueError(f"{path} is a classifier with {labels} labels, and a reward model has one")
+            raise ValueError(f"{path} is a classifier with {labels} labels, but a reward model has one")
 
     def __call__(self, prompts: Sequence[object], completions: Sequence[object], **columns: object) -> list[float]:
         import torch
@@ -169,7 +169,7 @@ class RewardFunction:
         if "environments" in self.needs and "environments" not in known:
             raise RewardFunctionError(
                 f"{self.said} needs `environments`, which TRL gives only with its `environment_factory`. Here "
-                "`completions` hold the calls and their answers, and an environment pays rewards in its steps"
+                "`completions` contain the calls and their results, and environments return rewards in their steps"
             )
         for name in self.needs:
             if name not in BUILT_IN and name not in known:
@@ -288,8 +288,8 @@ class RewardFunctions:
                 good = False
             if not good:
                 self._problem(
-                    f"{function.said} gave {_shown(number)} to {row}; a score is a number, None where it does not "
-                    "apply, or a pair of the score and a sentence"
+                    f"{function.said} returned {_shown(number)} for {row}; a score must be a number, None if it does "
+                    "not apply, or a pair (score, sentence)"
                 )
                 number, reason = None, ""
             score = None if number is None else float(cast("float", number))
@@ -310,14 +310,16 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
     """
     name = function_name(path)
     if name in COMPONENTS:
-        raise RewardFunctionError(f"reward function {path}: {name} is the name of a component already; rename it")
+        raise RewardFunctionError(
+            f"reward function {path}: {name} is already the name of a component; rename the function"
+        )
     if is_reward_model(path):
         try:
             return RewardFunction(path, weight, RewardModel(path), name, None, ())
         except (OSError, ValueError) as problem:
             reason = str(problem).strip().splitlines()[0]
             raise RewardFunctionError(
-                f'environment.reward_funcs: "{path}" is no reward model: {reason}; a function is file.py:name'
+                f'environment.reward_funcs: "{path}" is not a reward model: {reason}; write a function as file.py:name'
             ) from problem
     try:
         module, found = find_object(path)
@@ -335,7 +337,7 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
                 if near
                 else f"; it has {', '.join(functions)}"
                 if functions
-                else " and nothing else"
+                else " and no other function"
             )
         )
     if inspect.isclass(found) or not callable(found):
@@ -349,11 +351,11 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
     nameless = next((p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty), None)
     taken, wrong = {p.name for p in parameters_by_name}, ""
     if nameless is not None:
-        wrong = f"its parameter `{nameless}` cannot be given by name"
+        wrong = f"its parameter `{nameless}` cannot be passed by name"
     elif not anything and not taken & {"prompts", "completions", "completion_ids"}:
         wrong = "it takes neither prompts nor completions, so it has nothing to judge"
     if wrong:
-        raise RewardFunctionError(f'"{path}": {wrong}; right would be `def {name}(completions, **kwargs)`')
+        raise RewardFunctionError(f'"{path}": {wrong}; expected `def {name}(completions, **kwargs)`')
     return RewardFunction(
         path,
         weight,

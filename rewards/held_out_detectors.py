@@ -51,11 +51,11 @@ def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     if abs(gap) <= max(GAP, Z * error):
         return []
     problem = (
-        "the policy learns what holds in training alone: look for a grader that pays something else, answers in the "
-        "prompts, and few or repeated tasks"
+        "the policy does not generalise from its training tasks: look for a wrong grader, answers in the prompts, and "
+        "few or repeated tasks"
         if gap > 0
-        else "training tasks are shown or graded wrongly, or much harder: compare their prompts and right answers with "
-        "held-out ones"
+        else "training tasks are presented or graded wrongly, or are much harder: "
+        "compare their prompts and right answers with held-out ones"
     )
     message = (
         f"{problem}. Success is {fmean(groups):.0%} in training and {latest.success:.0%} on {len(latest.rollouts)} "
@@ -99,8 +99,8 @@ def leaked_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         return []
     share, other = len(leaks) / len(shown), len(usual) / len(others)
     message = (
-        f"prompts hold the right answer: {leaks[0].prompt[-60:]!r} has {leaks[0].expected!r}. It is in {share:.0%} of "
-        f"{len(shown):,} prompts of training and in {other:.0%} of {len(others):,} held-out prompts."
+        f"prompts contain the right answer: {leaks[0].prompt[-60:]!r} has {leaks[0].expected!r}. This affects "
+        f"{share:.0%} of {len(shown):,} training prompts and {other:.0%} of {len(others):,} held-out prompts."
     )
     return [Finding("leaked_answer", message, share, other + LEAK, ids_of(leaks, limits), began=batches[0].step)]
 
@@ -114,9 +114,9 @@ def own_texts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
     if not _more_often(len(hit), len(prompts), usual, len(others)):
         return []
     message = (
-        "prompts hold texts that the policy wrote before: is a list of messages, or an environment, used again without "
-        f"a reset? It is so in {len(hit):,} of {len(prompts):,} prompts of training, such as {hit[0].prompt[-60:]!r}, "
-        f"and in {usual:,} of {len(others):,} held-out prompts."
+        "prompts contain text that the policy wrote earlier: is a message list or an environment reused without a "
+        f"reset? This affects {len(hit):,} of {len(prompts):,} training prompts, such as {hit[0].prompt[-60:]!r}, and "
+        f"{usual:,} of {len(others):,} held-out prompts."
     )
     share, limit = len(hit) / len(prompts), usual / len(others) + LEAK
     return [Finding("prompt_gap", message, share, limit, ids_of(hit, limits), "texts", began=batches[0].step)]
@@ -172,11 +172,11 @@ def prompt_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     extra = [w for w, share in trained.items() if share >= ALL and held_out.get(w, 0.0) <= NONE]
     if not lost and not extra:
         return []
-    parts = [f"lack {_listed(lost)}"] * bool(lost) + [f"alone have {_listed(extra)}"] * bool(extra)
+    parts = [f"lack {_listed(lost)}"] * bool(lost) + [f"add {_listed(extra)}"] * bool(extra)
     example, other_example = (next(iter(tasks.values()))[0].prompt[-60:] for tasks in (shown, others))
     message = (
-        f"training shows other prompts than the evaluation: is something cut off, or is there another template? "
-        f"{len(shown):,} prompts of training {' and '.join(parts)}: {example!r}, and held-out {other_example!r}."
+        "training and evaluation have different prompts: is one cut off, or does it use another template? "
+        f"{len(shown):,} training prompts {' and '.join(parts)}: {example!r}, against held-out {other_example!r}."
     )
     ids = ids_of(batches[-1].rollouts, limits)
     return [Finding("prompt_gap", message, 1.0, ALL, ids, began=batches[0].step)]

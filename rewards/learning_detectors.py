@@ -83,11 +83,11 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
     success = f"success is {fmean(bool(r.correct) for b in after for r in b.rollouts):.0%}"
     if not known:
         best_total = max(r.total or 0.0 for r in last)
-        success = f"success is not known, and the best answer of the last step earns {best_total:.2g}"
+        success = f"success is unknown: the best answer of the last step earns {best_total:.2g}"
     message = (
-        f"the reward pays for a text, not for the task: {_quoted(evidence, phrase)}. It is in {share:.0%} of "
-        f"{'wrong ' * known}answers ({initial:.0%} at first). In {len(batches)} steps these came to earn {rise:.2g} "
-        f"more, through {component}; {success}."
+        f"the reward pays for a phrase, not for the task: {_quoted(evidence, phrase)}. {share:.0%} of "
+        f"{'wrong ' * known}answers contain it ({initial:.0%} at first). In {len(batches)} steps their reward rose by "
+        f"{rise:.2g}, mostly through {component}, and {success}."
     )
     return [Finding("reward_hack", message, share, least, ids_of(evidence, limits), component, began=after[0].step)]
 
@@ -105,7 +105,7 @@ def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     if known and not better and rise <= LEAP * limits.kl_rise and not worse(batches):
         better = "success does not fall"
     measured = (
-        f"KL to the reference rose by {rise:.2g} nats a token in {steps} step{'s' * (steps > 1)}, to {recent[-1]:.2g}"
+        f"KL to the reference rose by {rise:.2g} nats per token in {steps} step{'s' * (steps > 1)}, to {recent[-1]:.2g}"
     )
     message = f"the policy leaves its reference too fast: lower the learning rate. {measured}."
     if better:
@@ -124,8 +124,8 @@ def random_policy(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     if entropy <= RANDOM_ENTROPY:
         return []
     message = (
-        f"the policy writes almost at random: are weights missing, or is the temperature too high? Its entropy is "
-        f"{entropy:.2g} nats, that of an even choice among {math.exp(entropy):,.0f} tokens."
+        "the policy writes almost at random: are weights missing, or is the temperature too high? Its entropy is "
+        f"{entropy:.2g} nats, like a uniform choice among {math.exp(entropy):,.0f} tokens."
     )
     ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
     return [Finding("random_policy", message, entropy, RANDOM_ENTROPY, ids, severity="failure", began=began)]
@@ -138,8 +138,8 @@ def reference_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> lis
     if len(batches) > 1 or batches[0].step not in (0, 1) or kl <= limits.kl_rise:
         return []
     message = (
-        f"the reference is not the policy that training started from: load the same weights, and score the same "
-        f"tokens. Before the first update the KL is {kl:.2g} nats a token, and it should be 0."
+        "the reference is not the policy that training started from: load the same weights, and score the same "
+        f"tokens. Before the first update the KL is {kl:.2g} nats per token, and it should be 0."
     )
     return [Finding("reference_mismatch", message, kl, limits.kl_rise, ids_of(batches[-1].rollouts, limits))]
 
@@ -157,16 +157,16 @@ def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
     moved, began = updates[-1].metrics.get(metric.MOVEMENT), updates[0].step
     if moved is not None and moved < limits.movement:
         message = (
-            f"the policy does not move: its weights changed by {moved:.1%} of the sum of the learning rates. Look at "
-            "the precision that weights are kept in (float32), the learning rate, frozen parameters, and whether the "
+            f"the policy does not move: its weights changed by {moved:.1%} of the sum of the learning rates. Check the "
+            "precision of the stored weights (float32), the learning rate, frozen parameters, and whether the "
             f"optimiser has the adapters. {len(updates)} of {len(batches)} steps had a gradient."
         )
         return [Finding("no_movement", message, moved, limits.movement, began=began)]
     rates = [b.metrics[metric.LEARNING_RATE] for b in updates if metric.LEARNING_RATE in b.metrics]
     if len(rates) >= STILL_STEPS and max(rates[-STILL_STEPS:]) <= RATE_LEFT * max(rates):
         message = (
-            f"the learning rate is {rates[-1]:.2g}, so the policy does not move: look at the schedule and its length. "
-            f"It was {max(rates):.2g} at most in {len(rates)} steps."
+            f"the learning rate is {rates[-1]:.2g}, so the policy does not move: check the schedule and its length. "
+            f"Its maximum was {max(rates):.2g} in {len(rates)} steps."
         )
         return [Finding("no_movement", message, rates[-1], RATE_LEFT * max(rates), subject="rate", began=began)]
     warming = len(rates) > 1 and rates[-1] > 1.5 * rates[0]
@@ -187,8 +187,8 @@ def _no_gradient(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         return []
     largest = max(max(map(total_of, g)) - min(map(total_of, g)) for g in differ)
     message = (
-        "nothing is trained: look for rewards that are too small (groups that hardly differ are left out), adapters "
-        f"that are 0, and frozen parameters. Rewards differ in {len(differ):,} groups of {len(batches)} steps, by "
+        "the policy gets no gradient: look for rewards that differ too little (such groups are left out), adapters at "
+        f"0, and frozen parameters. Rewards differ in {len(differ):,} groups of {len(batches)} steps, by "
         f"{largest:.2g} at most, and every gradient is 0."
     )
     ids = ids_of(differ[0], limits)
@@ -215,12 +215,12 @@ def _kl_still(
     if value > floor:
         return []
     message = (
-        f"the policy that samples does not move: after {len(updates)} updates its KL is {value:.2g} nats a token, and "
-        f"{floor:.2g} would not be seen. "
+        f"the sampling policy does not move: after {len(updates)} updates its KL is {value:.2g} nats per token, and "
+        f"{floor:.2g} would not be visible. "
         + (
-            "The learning rate still rises: shorten its warm-up (training.trl.warmup_steps)."
+            "The learning rate is still rising: shorten its warm-up (training.trl.warmup_steps)."
             if warming
-            else "Look at the learning rate, the precision of weights and sampling, and frozen parameters."
+            else "Check the learning rate, the precision of weights and sampling, and frozen parameters."
         )
     )
     return [Finding("no_movement", message, value, floor, subject="kl", began=updates[0].step)]

@@ -138,7 +138,7 @@ class RewardOrchestrator:
         if not isinstance(correctness, Sequence):
             correctness = [correctness]
         if len(correctness) != len(trajectories):
-            raise RewardError(f"{len(trajectories)} trajectories, but {len(correctness)} values of correctness")
+            raise RewardError(f"{len(trajectories)} trajectories, but {len(correctness)} correctness values")
         if groups is not None and len(groups) != len(trajectories):
             raise RewardError(f"{len(trajectories)} trajectories, but {len(groups)} groups")
         batch = StepBatch.of(trajectories, groups)
@@ -205,7 +205,9 @@ class RewardOrchestrator:
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Restore `state_tensors` and `state_facts`. Raises RewardError if they come from other settings."""
         if facts.get("format") != STATE_FORMAT:
-            raise RewardError(f"the saved rewards have format {facts.get('format')}, this version reads {STATE_FORMAT}")
+            raise RewardError(
+                f"the saved rewards have format {facts.get('format')}, but this version reads {STATE_FORMAT}"
+            )
         for name, component in self.components.items():
             if facts.get(name) is not None:
                 prefix = _tensor_name(name, "")
@@ -231,12 +233,12 @@ class RewardOrchestrator:
         if embeddings is None:
             return None
         if len(embeddings) != len(counts):
-            raise RewardError(f"{len(counts)} trajectories, but embeddings for {len(embeddings)}")
+            raise RewardError(f"{len(counts)} trajectories, but embeddings of {len(embeddings)}")
         for i, (rows, count) in enumerate(zip(embeddings, counts, strict=True)):
             if rows.ndim != 2 or rows.shape[0] != count:
                 raise RewardError(
-                    f"trajectory {trajectories[i].id} has {count} steps, but its embeddings are {tuple(rows.shape)}: "
-                    "one row a step"
+                    f"trajectory {trajectories[i].id} has {count} steps, but its embeddings have shape "
+                    f"{tuple(rows.shape)}: give one row per step"
                 )
         return torch.cat([rows.float() for rows in embeddings]) if counts else None
 
@@ -303,7 +305,9 @@ def _fitting(name: str, values: Values | None, batch: RewardInputs) -> Values | 
     steps = len(batch.steps)
     if values is not None and [tuple(v.shape) for v in values] != [(steps,), (steps,)]:
         shapes = " and ".join(str(tuple(v.shape)) for v in values)
-        raise RewardError(f"the reward component {name} gave shapes {shapes} for {steps} steps: one number a step")
+        raise RewardError(
+            f"the reward component {name} returned shapes {shapes} for {steps} steps: return one number per step"
+        )
     return values
 
 

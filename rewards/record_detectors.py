@@ -57,8 +57,8 @@ def repeated_rollouts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
     if share <= ALL_ALIKE or counts[-1].total() < ENOUGH or len(counts[-1]) < counts[-1].total() / 2:
         return []
     message = (
-        f"steps train on the same rollouts: sample new ones with the present policy in each step. {share:.0%} of the "
-        f"texts of the last {STEPS} steps are those of the step before."
+        f"steps reuse the same rollouts: sample new ones with the current policy in each step. {share:.0%} of the "
+        f"texts of the last {STEPS} steps repeat the step before."
     )
     ids, began = ids_of(batches[-1].rollouts, limits), batches[-STEPS].step
     return [Finding("repeated_rollouts", message, share, ALL_ALIKE, ids, began=began)]
@@ -73,8 +73,8 @@ def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
         return []
     every = len({r.task for r in rollouts_of(batches)})
     message = (
-        f"training repeats few tasks: {groups:,} groups of {len(batches)} steps have {every:,} different tasks, and a "
-        "step has the same task several times. Look for duplicates in the data."
+        f"training repeats a few tasks: {groups:,} groups of {len(batches)} steps have {every:,} different tasks, and "
+        "a step has the same task several times. Look for duplicates in the data."
     )
     ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
     return [Finding("few_tasks", message, tasks / groups, DISTINCT, ids, began=began)]
@@ -88,8 +88,8 @@ def single_prompt(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     if len(batches) < SINGLE or not single or moved <= limits.kl_rise or improvement(batches, limits):
         return []
     message = (
-        f"each of {len(batches)} steps has one prompt, so a step undoes what another learned. KL to the reference came "
-        f"to {moved:.2g} nats a token, and nothing improved."
+        f"each of {len(batches)} steps has one prompt, so steps undo each other's progress. KL to the reference "
+        f"reached {moved:.2g} nats per token, and nothing improved."
     )
     ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
     return [Finding("single_prompt", message, moved, limits.kl_rise, ids, began=began)]
@@ -115,8 +115,8 @@ def ordered_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         return []
     (batch, word), began = uniform[-1], batches[0].step
     message = (
-        f"a step has one kind of task: shuffle the data. In {len(uniform)} of {len(batches)} steps all prompts share a "
-        f"word that few others have: {word!r} in step {batch.step}."
+        f"each step has one kind of task: shuffle the data. In {len(uniform)} of {len(batches)} steps all prompts "
+        f"share a word that few others have: {word!r} in step {batch.step}."
     )
     return [Finding("few_tasks", message, share, KINDS, ids_of(batch.rollouts, limits), "order", began=began)]
 
@@ -136,15 +136,14 @@ def prompt_cut(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         (
             "prompt_cut",
             lambda r: r.unread,
-            "the policy does not read whole prompts: look at the limit of their length, the chat template, the "
-            "tokenizer",
+            "the policy does not read whole prompts: check their length limit, the chat template and the tokenizer",
             "prompts",
         ),
         (
             "text_mismatch",
             lambda r: r.unwritten,
-            "texts are not those of the sampled tokens, so the grader judges something else: decode the sampled ids "
-            "with the tokenizer of the policy",
+            "texts do not match the sampled tokens, so the grader judges other text: decode the sampled ids with the "
+            "policy's tokenizer",
             "texts",
         ),
     ):
@@ -153,7 +152,7 @@ def prompt_cut(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         if len(recent) < PROMPTS or share <= CUT:
             continue
         lost = fmean(lacks(r) or 0.0 for r in cut)
-        message = f"{problem}. {len(cut):,} of {len(recent):,} {what} have {lost:.0%} of their words in no token."
+        message = f"{problem}. In {len(cut):,} of {len(recent):,} {what}, tokens lack {lost:.0%} of the words."
         ids, began = ids_of(cut, limits), steps[0].step
         return [Finding(name, message, share, CUT, ids, severity="failure", began=began)]
     return []
@@ -167,8 +166,8 @@ def mixed_groups(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     if len(mixed) <= DISTINCT * len(groups):
         return []
     message = (
-        f"groups mix tasks, so rollouts are compared with those of other prompts: look at the sampler of the data and "
-        f"at the order of rows. {len(mixed):,} of {len(groups):,} groups have several prompts."
+        "groups mix tasks, so rollouts of different prompts are compared: check the data sampler and the order of "
+        f"rows. {len(mixed):,} of {len(groups):,} groups have several prompts."
     )
     share, ids = len(mixed) / len(groups), ids_of(mixed[0], limits)
     return [Finding("mixed_groups", message, share, DISTINCT, ids, severity="failure")]
@@ -183,16 +182,17 @@ def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
     masked = [r for r in rollouts if r.masked and not r.cut]  # a setting may mask cut rollouts
     unended = [r for r in rollouts if r.written - r.tokens == (r.turns or 1)]  # one missing token per turn
     for name, hit, problem, limit in (
-        ("trained_tokens", more, "trains on tokens that the agent did not write: mask the rest", 0.5),
-        ("untrained_tokens", less, "leaves out tokens that the agent wrote: look at the mask", 0.5),
-        ("untrained_tokens", masked, "leaves out whole rollouts that ended by themselves: look at the mask", 0.5),
-        ("untrained_tokens", unended, "leaves out the end of a turn, so nothing teaches to stop", UNENDED),
+        ("trained_tokens", more, "includes tokens that the agent did not write: mask them", 0.5),
+        ("untrained_tokens", less, "leaves out tokens that the agent wrote: check the mask", 0.5),
+        ("untrained_tokens", masked, "leaves out whole rollouts that no limit cut: check the mask", 0.5),
+        ("untrained_tokens", unended, "leaves out the end of turns, so the policy does not learn to stop", UNENDED),
     ):
         share = len(hit) / len(rollouts)
         if share > limit:
             difference = fmean(r.written if r.masked else abs(r.tokens - r.written) for r in hit)
             message = (
-                f"the loss {problem}. {len(hit):,} of {len(rollouts):,} rollouts have {difference:.0f} in the mean."
+                f"the loss {problem}. {len(hit):,} of {len(rollouts):,} rollouts are affected, by {difference:.0f} "
+                "tokens on average."
             )
             severity = "warning" if hit is unended else "failure"
             return [Finding(name, message, share, limit, ids_of(hit, limits), severity=severity)]
@@ -226,19 +226,19 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
     z = math.fsum(gaps) / max(math.sqrt(math.fsum(a * a for a in gaps)), SAME)
     if z > Z and surprise > (limit := (1 + limit_above) * entropy):
         cause = (
-            "the tokens in the loss are not those that the policy sampled: train on the sampled ids after the sampled "
-            "prompt, not on tokenised text, and score at the temperature of the sampler with its weights"
+            "the tokens in the loss are not samples of the policy: train on the sampled ids after the sampled prompt, "
+            "not on re-tokenised text, and score with the sampler's temperature and weights"
         )
     elif not selected and z < -Z and entropy > LEAST_ENTROPY and surprise < (limit := (1 - limit_below) * entropy):
         cause = (
-            "the policy samples likelier tokens than it is scored for: temperature 1, top_p 1, top_k 0 and no dropout "
-            "fit both"
+            "the sampled tokens are likelier than samples of the scored policy: use temperature 1, top_p 1, top_k 0 "
+            "and no dropout"
         )
     else:
         return []
     message = (
-        f"{cause}. They cost {surprise:.2g} nats each, and samples of the policy would cost its entropy, {entropy:.2g} "
-        f"({abs(z):.0f} standard errors apart)."
+        f"{cause}. Their mean -log p is {surprise:.2g} nats, and samples of the policy would have its entropy, "
+        f"{entropy:.2g} ({abs(z):.0f} standard errors apart)."
     )
     ids, began = ids_of(batches[-1].rollouts, limits), recent[0].step
     return [Finding("surprising_tokens", message, surprise, limit, ids, began=began)]
@@ -257,8 +257,8 @@ def no_diversity(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     if len(groups) < ENOUGH or share <= ALIKE or (solved and not early):
         return []
     message = (
-        f"all rollouts of a group are the same text: sample at temperature 1. That is so in {len(same):,} of "
-        f"{len(groups):,} groups, so there is nothing to compare."
+        f"all rollouts of a group have the same text: sample at temperature 1. This affects {len(same):,} of "
+        f"{len(groups):,} groups, which leaves nothing to compare."
     )
     ids, began = ids_of((g[0] for g in same), limits), batches[-STEPS:][0].step
     return [Finding("no_diversity", message, share, ALIKE, ids, began=began)]

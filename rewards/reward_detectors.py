@@ -75,8 +75,8 @@ def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfi
         found.append(
             Finding(
                 "advantage_share",
-                f"{name} teaches the policy more than the task does: lower w_{name}. It makes {size} of the "
-                f"advantage's variance over {len(batches)} steps (limit {limits.advantage_share:.0%}).",
+                f"{name} outweighs the task: lower w_{name}. It accounts for {size} of the advantage's variance over "
+                f"{len(batches)} steps (limit {limits.advantage_share:.0%}).",
                 share,
                 limits.advantage_share,
                 ids_of(strongest, limits),
@@ -105,8 +105,9 @@ def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
     return [
         Finding(
             "reward_without_success",
-            f"reward rises, success does not: over {len(batches)} steps the mean reward went up by {rise:.3g} and "
-            f"success from {start:.0%} to {end:.0%}; {component} makes {rises[component] / rise:.0%} of the rise.",
+            f"reward rises, success does not: over {len(batches)} steps the mean reward rose by {rise:.3g} and "
+            f"success went from {start:.0%} to {end:.0%}. {component} accounts for {rises[component] / rise:.0%} of "
+            "the rise.",
             in_stds,
             limits.reward_rise,
             ids_of(wrong, limits),

@@ -52,8 +52,9 @@ def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         return []
     ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: -side * r.tokens), limits)
     message = (
-        f"the reward pays for {'length' if side > 0 else 'short texts'}: reward right answers alone. Within groups its "
-        f"correlation with the length is {side * correlation:.2f}, and {first:.3g} tokens became {last:.3g}."
+        f"the reward pays for {'length' if side > 0 else 'short texts'}: reward only right answers. Within groups its "
+        f"correlation with the length is {side * correlation:.2f}, and the mean length went from {first:.3g} to "
+        f"{last:.3g} tokens."
     )
     return [Finding("length_reward", message, correlation, FOLLOWS, ids, began=batches[0].step)]
 
@@ -73,8 +74,8 @@ def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     evidence = f"and the reward pays for it (correlation {paid:.2f} within groups)" if paid else "more and more"
     worst = sorted(batches[-1].rollouts, key=lambda r: -_repeated(r))
     message = (
-        f"the policy repeats itself, {evidence}: {worst[0].text[:60]!r}. {series[-1]:.0%} of the words of a text are "
-        f"repeated, and {series[lowest]:.0%} were within {len(batches)} steps."
+        f"the policy repeats itself, {evidence}: {worst[0].text[:60]!r}. {series[-1]:.0%} of the words in a text are "
+        f"repeats, up from {series[lowest]:.0%} within {len(batches)} steps."
     )
     ids, began = ids_of(worst, limits), batches[0 if paid else lowest + 1].step
     return [Finding("repetition", message, series[-1], REPEATED, ids, began=began)]
@@ -101,8 +102,8 @@ def one_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         if share > ONE and max(usual, initial) <= share - 0.3:
             of = "accepted answers" if rollouts is accepted else "answers"
             message = (
-                f"one answer to all: {answer[:60]!r} is {share:.0%} of the {of} to {len(tasks)} different tasks. Does "
-                "the reward accept it everywhere?"
+                f"one answer to all tasks: {answer[:60]!r} makes up {share:.0%} of the {of} to {len(tasks)} different "
+                "tasks. Does the reward accept it everywhere?"
             )
             hit = [r for r in rollouts if _answer(r) == answer]
             return [Finding("one_answer", message, share, ONE, ids_of(hit, limits), began=began)]
@@ -118,8 +119,8 @@ def truncation(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     if len(batches) < STEPS or share <= CUT or len(rollouts) < ENOUGH:
         return []
     message = (
-        f"a limit ends the rollouts: raise training.max_turn_tokens or max_trajectory_tokens, or see why texts do not "
-        f"end. {len(cut):,} of {len(rollouts):,} rollouts were cut."
+        "a length limit cuts the rollouts: raise training.max_turn_tokens or max_trajectory_tokens, or find out why "
+        f"texts do not end. {len(cut):,} of {len(rollouts):,} rollouts were cut."
     )
     severity: Severity = "warning"
     with_success = _with_success(batches)
@@ -151,8 +152,8 @@ def clipped(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     if len(recent) < 2 * STEPS or fmean(recent) <= CLIPPED:
         return []
     message = (
-        f"the clip range stops the updates: widen `epsilon`, or make fewer updates for each batch. {fmean(recent):.0%} "
-        f"of the tokens were clipped in {len(recent)} updates."
+        f"the clip range stops the updates: widen `epsilon`, or make fewer updates per batch. {fmean(recent):.0%} of "
+        f"the tokens were clipped in {len(recent)} updates."
     )
     began = since(batches, lambda b: b.metrics.get(metric.CLIP_FRACTION, 0.0) > CLIPPED)
     return [Finding("clipped", message, fmean(recent), CLIPPED, began=began)]
@@ -172,8 +173,8 @@ def kl_weight(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
     if kl > LEAST_KL:
         return []
     message = (
-        f"the KL weight holds the policy at its reference: lower training.beta. {beta:.3g} allows a KL of about "
-        f"{allowed:.1g} nats a token, and it is {kl:.1g}."
+        f"the KL weight keeps the policy at its reference: lower training.beta. {beta:.3g} allows a KL of about "
+        f"{allowed:.1g} nats per token, and it is {kl:.1g}."
     )
     ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
     return [Finding("kl_weight", message, beta, math.sqrt(0.5 / LEAST_KL), ids, began=began)]

@@ -67,9 +67,9 @@ def noisy_labels(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         return []
     answers = sorted({r.expected or "" for r in noisy[0]})
     message = (
-        f"right answers contradict each other: compare the columns of the data, and see if prompts are whole. The same "
-        f"prompt expects {answers[0]!r} and {answers[1]!r}, and {len(noisy):,} of {len(repeated):,} repeated prompts "
-        "do so."
+        "right answers contradict each other: check the columns of the data, and whether prompts are complete. The "
+        f"same prompt expects {answers[0]!r} and {answers[1]!r}. {len(noisy):,} of {len(repeated):,} repeated prompts "
+        "have several right answers."
     )
     return [Finding("noisy_labels", message, share, NOISE, ids_of(noisy[0], limits), began=batches[0].step)]
 
@@ -84,8 +84,8 @@ def reward_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         return []
     what = "right answers earn less than wrong ones" if correlation < -ORDERED else "rewards come from other rollouts"
     message = (
-        f"{what}: look at the order of rollouts between grader and reward, and at the sign. The correlation of verdict "
-        f"and reward within groups is {correlation:.2f}, and it should be near 1."
+        f"{what}: check the order of rollouts between grader and reward, and the sign. The correlation of verdict and "
+        f"reward within groups is {correlation:.2f}, and it should be near 1."
     )
     ids, began = ids_of(latest[-1].rollouts, limits), latest[0].step
     return [Finding("reward_order", message, correlation, ORDERED, ids, began=began)]
@@ -140,7 +140,7 @@ def accepted_without_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -
     if share <= NOISE or len(refused) > len(empty) / 4:
         return []
     message = (
-        f"the grader pays for a form: {empty[0].text[:60]!r} counts as right and holds no answer. That is so in "
+        f"the grader accepts a form without an answer: {empty[0].text[:60]!r} counts as right. This affects "
         f"{len(empty):,} of {len(right):,} right rollouts."
     )
     began = batches[-STEPS:][0].step
@@ -160,7 +160,7 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         groups = groups_of(rollouts_of(before))
         same = sum(all(abs(goal(r) - totals[0]) <= SAME for r in g) for g in groups)
         chance = ((same + 1) / (len(groups) + 2)) ** len(groups_of(latest))
-        cause, found = "the reward stopped to depend on the answer: does the grader still work?", chance < CHANCE
+        cause, found = "the reward no longer depends on the answer: does the grader still work?", chance < CHANCE
         found = found and len(before) >= STEPS and not all(r.correct for r in latest)
     else:
         held_out = batches[-1].held_out
@@ -172,8 +172,8 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         return []
     began = batches[-STEPS].step
     message = (
-        f"{cause}: all {len(latest):,} rollouts of {STEPS} steps from step {began} on earn {totals[0]:.2g}, and their "
-        "texts differ."
+        f"{cause}: all {len(latest):,} rollouts of {STEPS} steps from step {began} on earn {totals[0]:.2g}, although "
+        "their texts differ."
     )
     return [Finding("constant_reward", message, 1.0, 1.0, ids_of(latest, limits), began=began)]
 
@@ -193,15 +193,17 @@ def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     others = fmean(map(_answers, held_out.rollouts)) if held_out is not None and held_out.rollouts else 0.0
     if others > 0.5:
         cause = (
-            "rollouts of training hold no answer, and those of the evaluation do: compare temperature, limits, stop "
+            "training rollouts contain no answer, but evaluation rollouts do: compare temperature, limits, stop "
             "strings and chat template"
         )
     elif fmean(r.cut for r in rollouts) <= 0.5:
-        cause = "the policy does not know the form of the task: compare the chat template with that of the model"
+        cause = "the policy does not know the expected format: compare the chat template with the model's own"
     else:
         return []
-    rollouts_without = f"{len(without):,} of {len(rollouts):,} rollouts"
-    message = f"{cause}. In {rollouts_without} of the first {STEPS} steps no answer can be read."
+    message = (
+        f"{cause}. {len(without):,} of {len(rollouts):,} rollouts of the first {STEPS} steps contain no readable "
+        "answer."
+    )
     return [Finding("unanswered", message, share, SOLVED, ids_of(without, limits), began=batches[0].step)]
 
 
@@ -220,9 +222,9 @@ def silence_paid(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     if len(gains) < ENOUGH or fmean(gains) <= Z * stdev(gains) / math.sqrt(len(gains)):
         return []
     message = (
-        "not answering pays more than trying: look at the costs of wrong answers and of calls. "
-        f"{share:.0%} of the rollouts hold no answer ({initial:.0%} at first). In {len(gains):,} groups they earn "
-        f"{fmean(gains):.2g} more than those with an answer."
+        f"not answering pays more than trying: check the costs of wrong answers and calls. {share:.0%} of the rollouts "
+        f"contain no answer ({initial:.0%} at first). In {len(gains):,} groups they earn {fmean(gains):.2g} more than "
+        "those with an answer."
     )
     ids, began = ids_of(silent, limits), batches[0].step
     return [Finding("silence_paid", message, share, SOLVED, ids, began=began)]

@@ -70,7 +70,7 @@ class EnvironmentConfig(Section):
         paths = [path for path, _ in weighted]
         twice = next((path for path in paths if paths.count(path) > 1), None)
         if twice is not None:
-            raise ValueError(f"{twice} is named twice; name it once, with its weight behind it: {twice}:0.5")
+            raise ValueError(f"{twice} is listed twice; list it once, with its weight: {twice}:0.5")
         return dict(weighted)
 
     @field_validator("reward_funcs")
@@ -83,8 +83,8 @@ class EnvironmentConfig(Section):
             name = function_name(path)
             if name in names:
                 raise ValueError(
-                    f"{names[name]} and {path} are both called {name}, and each is a component by its name: "
-                    "import one under another name in a file of yours, and name that"
+                    f"{names[name]} and {path} are both named {name}: import one under another name in your own file, "
+                    "and use that"
                 )
             names[name] = path
         return value
@@ -108,7 +108,7 @@ def weighted_function(text: Any) -> tuple[str, float]:
     Raises ValueError if the weight is not a number.
     """
     if not isinstance(text, str):
-        raise ValueError(f"{text!r} is no reward function: write file.py:name or package.module.name")
+        raise ValueError(f"{text!r} is not a reward function: write file.py:name or package.module.name")
     path, colon, weight = text.rpartition(":")
     if not colon or path.endswith(".py"):
         return text, 1.0
@@ -116,7 +116,7 @@ def weighted_function(text: Any) -> tuple[str, float]:
         return path, float(weight)
     except ValueError:
         raise ValueError(
-            f"{text!r}: the weight {weight!r} is no number: write file.py:name:0.5, or leave it out for 1"
+            f"{text!r}: the weight {weight!r} is not a number: write file.py:name:0.5, or leave it out for 1"
         ) from None
 
 

@@ -144,7 +144,7 @@ class OnlineConfig(Section):
         if value != "sqlite" and not re.fullmatch(r"(redis|rediss|unix)://[^/\s]*(/[^@\s]*)?", value):
             raise ValueError("sqlite, or the URL of a Redis server: redis://HOST:PORT/NUMBER (/ in a password as %2F)")
         if re.search(r"[?&](username|password)=", value):
-            raise ValueError("user and password stand before the host: redis://USER:PASSWORD@HOST:PORT/NUMBER")
+            raise ValueError("user and password come before the host: redis://USER:PASSWORD@HOST:PORT/NUMBER")
         return value
 
     @property

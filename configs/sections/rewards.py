@@ -175,7 +175,7 @@ class RewardsConfig(Section):
             if name in COMPONENTS:
                 raise ValueError(f"{name} is a built-in component: give yours another name")
             if not _NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name: use lower-case letters, digits and _, a letter first")
+                raise ValueError(f"{name!r} is not a valid name: use lower-case letters, digits and _, a letter first")
         return value
 
     def weight(self, component: str, step: int = 0) -> float:

@@ -89,7 +89,7 @@ class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
                 tasks.append({"seed": seed, "index": index, "answer": str(entry["answer"])})
                 if len(tasks) == n:
                     return tasks
-        raise ValueError(f"{self.dataset} made only {len(tasks)} of {n} {split} tasks; ask for fewer")
+        raise ValueError(f"{self.dataset} generated only {len(tasks)} of {n} {split} tasks; ask for fewer")
 
     def reset(self, task: Mapping[str, int | str]) -> tuple[dict[str, object], list[Message]]:
         entry = self._entry(int(task["seed"]), int(task["index"]))
@@ -154,7 +154,7 @@ class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
         except (TypeError, ValueError, AssertionError) as problem:
             known = reasoning_gym.factory.DATASETS
             if self.dataset in known:
-                raise ValueError(f"{self.dataset} does not take the options {self.options}: {problem}") from problem
+                raise ValueError(f"{self.dataset} does not accept the options {self.options}: {problem}") from problem
             near = difflib.get_close_matches(self.dataset, known, 1, 0.5)
             hint = f'; did you mean "{near[0]}"?' if near else ""
             raise ValueError(f'reasoning-gym has no data set "{self.dataset}"{hint}') from problem

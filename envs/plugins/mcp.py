@@ -174,7 +174,7 @@ def _why_not(target: str, problem: BaseException) -> str:
         return f"no MCP server answers there ({reason}); start it first, or correct the address"
     command = shlex.split(target)[:1]
     if command and shutil.which(command[0]) is None:
-        return f"there is no command {command[0]} here; write one that starts the server, such as mcp:python server.py"
+        return f"there is no command {command[0]}; give one that starts the server, such as mcp:python server.py"
     return reason
 
 

@@ -167,7 +167,7 @@ class ServerEpisode:
                 address, open_timeout=timeout_s, max_size=2**27
             )
         except Exception as problem:
-            raise ConnectionError(f"{address} takes no connection: {one_line(problem)}") from problem
+            raise ConnectionError(f"{address} accepts no connection: {one_line(problem)}") from problem
         self.close = weakref.finalize(self, _close, self._socket)
 
     def ask(self, kind: str, data: Mapping[str, object]) -> dict[str, Any]:

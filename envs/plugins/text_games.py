@@ -56,7 +56,7 @@ class TextGameEnv(MultiTurnEnv["Game", Mapping[str, int | str]]):
         super().__init__(tokenizer, max_turns=max_turns, **config)
         self.library, _, self.game = game.partition(":")
         if self.library not in LIBRARIES or not self.game:
-            raise ValueError(f'game is "textarena:NAME" or "gymnasium:NAME", not {game!r}')
+            raise ValueError(f'game must be "textarena:NAME" or "gymnasium:NAME", not {game!r}')
         self.options, self.instruction = dict(options or {}), instruction
         self.success_score, self.knows_success = success_score, success_score is not None
         number = self._start(0).actions  # report a wrong name or option now
@@ -165,7 +165,7 @@ class GymnasiumGame:
         self._first = int(space.start) if discrete else 0
         observation, _ = self._env.reset(seed=seed)
         if not isinstance(observation, str):
-            raise ValueError(f"{name} observes {self._env.observation_space}, and a policy reads only text")
+            raise ValueError(f"{name} observes {self._env.observation_space}, but a policy reads only text")
         self.text = observation
 
     def act(self, action: str | int) -> tuple[str, float, bool]:

@@ -162,7 +162,7 @@ class AdvantageMethod(ABC):
     def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
         """Return the advantage formula of each rollout of each group, None for a rollout without an advantage."""
         if scale not in ("group", "batch", "none"):
-            raise ValueError(f'unknown scale "{scale}": group, batch or none')
+            raise ValueError(f'unknown scale "{scale}": use group, batch or none')
         columns = [self.columns(group) for group in groups]
         every = (
             spread([v for group in columns for column in group.values for v in column]) if scale == "batch" else None

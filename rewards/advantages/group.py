@@ -36,7 +36,7 @@ class GroupAdvantage(AdvantageMethod):
             return super().sentence(formula)
         mean = "mean and std (n − 1)" if formula.scale == "group" else "the mean"
         goal = f"the goal against {mean} of its group" + ", ÷ the std of the batch" * (formula.scale == "batch")
-        return f"{goal}; by weight, shaping against that of the rollouts which succeeded alike"
+        return f"{goal}; by weight, shaping against that of the rollouts with the same success"
 
     def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
         shaping = self._shaping(groups)

@@ -21,7 +21,7 @@ class RewardAdvantage(AdvantageMethod):
         return rollout.turns
 
     def sentence(self, formula: AdvantageFormula) -> str:
-        return "The reward itself, on the last token of its turn: compared with nothing."
+        return "The reward itself, on the last token of its turn, without a baseline."
 
     def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
         return [

@@ -44,8 +44,8 @@ def _extra(name: str, config: ExtraComponentConfig) -> RewardComponent:
     if config.class_path is None:
         if name not in EXTRA:
             raise RewardError(
-                f"{where}: no component of this name comes with the package ({', '.join(EXTRA)} does); give the class "
-                "of your own: class_path: path/to/file.py:Class"
+                f"{where}: there is no built-in component of this name, only {', '.join(EXTRA)}. For your own class, "
+                "give class_path: path/to/file.py:Class"
             )
         found = EXTRA[name]
     else:
@@ -56,8 +56,8 @@ def _extra(name: str, config: ExtraComponentConfig) -> RewardComponent:
             raise RewardError(f"rewards.extra_components.{name}: {error}") from error
         if not issubclass(found, RewardComponent) or found.compute is RewardComponent.compute:
             raise RewardError(
-                f"{where} is no reward component: derive it from grpo_tui.rewards.components.RewardComponent and write "
-                "compute(self, batch)"
+                f"{where} is not a reward component: derive it from grpo_tui.rewards.components.RewardComponent and "
+                "write compute(self, batch)"
             )
     try:
         return found(**config.options)

@@ -251,7 +251,7 @@ class CuriosityReward(RewardComponent):
             self.module = CuriosityDrivenRewardModule(embedding_dim, seed=self.seed)
         known = self.module.model.embedding_dim
         if known != embedding_dim:
-            raise RewardError(f"the dynamics model knows embeddings of width {known}, these have {embedding_dim}")
+            raise RewardError(f"the dynamics model expects embeddings of width {known}, these have {embedding_dim}")
         return self.module
 
     def compute(self, batch: RewardInputs) -> Values | None:
@@ -290,8 +290,8 @@ class CuriosityReward(RewardComponent):
             self.make(int(facts["embedding_dim"])).load_state(tensors, facts)
         except (RuntimeError, KeyError) as error:
             raise RewardError(
-                "the saved dynamics model of curiosity does not fit this version's, which has other sizes: start a new "
-                f"run, or set rewards.w_curiosity to 0 ({str(error).splitlines()[0]})"
+                "the saved curiosity model and this version's model have different sizes: start a new run, or set "
+                f"rewards.w_curiosity to 0 ({str(error).splitlines()[0]})"
             ) from error
 
 

@@ -94,7 +94,7 @@ class OverlongReward(RewardComponent):
 
     def __init__(self, limit: int, cache: int) -> None:
         if not 0 < cache <= limit:
-            raise ValueError(f"cache is {cache}, but must be above 0 and at most limit, {limit}")
+            raise ValueError(f"cache must be above 0 and at most the limit ({limit}), not {cache}")
         self.limit, self.cache = limit, cache
 
     def compute(self, batch: RewardInputs) -> Values | None:

@@ -26,7 +26,7 @@ def load_rule(config: PenaltyRuleConfig) -> PenaltyRule:
     except UserCodeError as error:
         raise PenaltyRuleError(f"rewards.penalty_rules: {error}") from error
     if not issubclass(found, PenaltyRule):
-        raise PenaltyRuleError(f"{where} is no penalty rule: derive it from grpo_tui.rewards.penalties.PenaltyRule")
+        raise PenaltyRuleError(f"{where} is not a penalty rule: derive it from grpo_tui.rewards.penalties.PenaltyRule")
     if found.check is PenaltyRule.check:
         raise PenaltyRuleError(f"{where} has no method check(self, episode, step)")
     if not found.id:

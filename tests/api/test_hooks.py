@@ -134,7 +134,7 @@ def test_verl_without_rollouts_ends_with_the_reason(
     out = capsys.readouterr().out
     error = look(tmp_path / "empty").error or ""
     assert error.startswith("0 rollouts recorded: ") and reason in error and error in out
-    assert ("metrics alone" in out) == (trainer is not Torn)
+    assert ("metrics only" in out) == (trainer is not Torn)
 
 
 def test_verl_counts_a_first_batch_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ def test_nothing_of_the_record_reaches_the_loop(tmp_path: Path, caplog: pytest.L
     with RunReader(tmp_path / "mine") as reader:
         assert reader.rollouts.total() >= 1
     Recorder("x" * 300, runs_dir=tmp_path).close()  # longer than a name may be
-    with pytest.raises(ValueError, match="cannot be the name of a run"):
+    with pytest.raises(ValueError, match="is not a valid name of a run"):
         Recorder("..")
 
 

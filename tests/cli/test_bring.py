@@ -58,18 +58,18 @@ def test_data_show_counts_the_rows_of_either_file(folder: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--reward", "rewards.py:shorter:heavy"], "the weight 'heavy' is no number"),
+        (["--reward", "rewards.py:shorter:heavy"], "the weight 'heavy' is not a number"),
         (["--reward", "shorter"], "'shorter' names no function: write file.py:name or package.module.name"),
         (["--reward", "gone.py:shorter"], "there is no file or folder gone.py"),
         (["--reward", "rewards.py:shorter", "--model", ""], "--model: model.base: there is no file or folder ''"),
         (["--reward", "rewards.py:shorter", "--dataset", ""], "--dataset: data.source: there is no file or folder ''"),
-        ([], "nothing says what a good answer is"),
+        ([], "no reward is configured"),
         (["--reward", "rewards.py:shorter", "--dataset", "gone.jsonl"], "there is no file or folder gone.jsonl"),
         (["--reward", "rewards.py:shorter", "--set", "data.promt=x"], "nearest valid key: data.prompt"),
         (["--reward", "rewards.py:shorter", "--resume", "x"], "leave --dataset out"),
         (
             ["--reward", "rewards.py:shorter", "--reward", "other/rewards.py:shorter"],
-            "are both called shorter",
+            "are both named shorter",
         ),
     ],
 )

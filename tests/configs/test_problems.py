@@ -163,14 +163,14 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path):
 )
 def test_keys_that_contradict_each_other_are_refused(tmp_path: Path, text: str, key: str):
     problem = problems_of(tmp_path, text)[key]
-    assert problem.right or "write" in problem.message or "name it once" in problem.message
+    assert problem.right or "write" in problem.message or "list it once" in problem.message
     assert "my.yaml" in problem.place
 
 
 @pytest.mark.parametrize("folder", ["''", ".", "/", "a/.."])
 def test_a_folder_of_adapters_has_a_name(tmp_path: Path, folder: str):
     (tmp_path / "my.yaml").write_text(f"training: {{output_dir: {folder}}}\n")
-    with pytest.raises(ConfigError, match="names no folder for the adapters"):
+    with pytest.raises(ConfigError, match="does not name a folder for the adapters"):
         load_config(tmp_path / "my.yaml", paths=True)
 
 
@@ -186,7 +186,7 @@ def test_a_place_that_the_adapters_cannot_have_is_refused_before_a_run_not_after
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.access", lambda *_: False)
     file.write_text(f"training: {{output_dir: {tmp_path.parent / 'adapters'}}}\n")
-    with pytest.raises(ConfigError, match="nothing can be written in"):
+    with pytest.raises(ConfigError, match="is not writable"):
         load_config(file, paths=True)
     file.write_text("training: {output_dir: adapters}\n")
     load_config(file, paths=True)  # a folder that is only read from may hold a configuration and data

@@ -57,7 +57,7 @@ def test_the_page_lists_them():
         ("training.trl.fsdp=full_shard", "--num-processes"),
         ("training.trl.neftune_noise_alpha=5", "would differ from the one that acted"),
         ("training.trl.num_train_epochs=2", "training.max_steps: null"),
-        ("training.trl.num_iterations=0", "training.trl.num_iterations: 0 is no number above 0"),
+        ("training.trl.num_iterations=0", "training.trl.num_iterations: 0 is not a number above 0"),
         ("training.trl.sync_ref_model=true", "model.lora: null"),
         ("training.trl.generation_batch_size=100", "a multiple of 128"),
         ("training.epsilon=0.1", "write it as training.trl.epsilon"),
@@ -89,7 +89,7 @@ def test_a_value_that_trl_does_not_take_is_one_sentence(tmp_path: Path, passed: 
 
 def test_epochs_that_are_no_number_are_refused():
     settings = ["training.max_steps=null", "training.trl.num_train_epochs=two"]
-    with pytest.raises(ConfigError, match=r"num_train_epochs: 'two' is no number above 0"):
+    with pytest.raises(ConfigError, match=r"num_train_epochs: 'two' is not a number above 0"):
         load_config(None, settings)
 
 

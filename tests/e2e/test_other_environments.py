@@ -103,6 +103,6 @@ def test_a_broken_environment_costs_its_own_rollouts_and_the_record_says_why(pro
         ]
         for row in rows[:8]
     }
-    assert said & {"step 1: RuntimeError: the sandbox is gone", "step 1: took longer than 0.5 s and was given up"}
+    assert said & {"step 1: RuntimeError: the sandbox is gone", "step 1: took longer than 0.5 s and was abandoned"}
     log = "".join(p.read_text() for p in (project / "runs" / "trouble" / "logs").glob("*.log"))
     assert "the sandbox is gone" in log and "Traceback" in log

@@ -58,5 +58,5 @@ def test_a_text_on_which_the_users_function_fails_has_no_answer(
 
 def test_the_environments_own_and_what_cannot_be_used() -> None:
     assert make_extractor("environment") is None
-    with pytest.raises(AnswerFormError, match="no regular expression"):
+    with pytest.raises(AnswerFormError, match="is not a regular expression"):
         make_extractor("(")

@@ -287,7 +287,7 @@ def test_the_prompt_says_how_to_call_and_is_untouched_without_tools(file: str):
         ("no_docs", "has no docstring"),
         ("half_docs", "cannot be declared: .*write it as in def search"),
         ("odd_type", "cannot be declared|the type of a is none of"),
-        ("many", r"a policy cannot give `\*numbers: int`"),
+        ("many", r"a policy cannot pass `\*numbers: int`"),
         ("number", r"\.py has no function number"),
         ("gone", "has no function gone"),
     ],

@@ -75,8 +75,8 @@ def test_the_splits_share_no_question_and_tasks_repeat():
     "config, message",
     [
         ({"dataset": "chain_sun"}, 'no data set "chain_sun"; did you mean "chain_sum"'),
-        ({"options": {"digits": 3}}, "chain_sum does not take the options"),
-        ({"options": {"min_digits": -1}}, "chain_sum does not take the options"),
+        ({"options": {"digits": 3}}, "chain_sum does not accept the options"),
+        ({"options": {"min_digits": -1}}, "chain_sum does not accept the options"),
     ],
 )
 def test_a_wrong_data_set_is_said_at_once(config: dict, message: str):

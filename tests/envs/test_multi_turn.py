@@ -187,7 +187,7 @@ def test_a_broken_step_costs_its_own_rollout(what: str, stop_reason: str, error:
         ({"calls": None}, "calls must be a tuple of Call"),
         ({"calls": ["DO"]}, "calls must be a tuple of Call"),
         ({"display": None}, "display must be a tuple of Display"),
-        ({"display": [Display("text", 5)]}, "display must hold text of a kind"),  # pyright: ignore
+        ({"display": [Display("text", 5)]}, "display must contain text of a kind"),  # pyright: ignore
         ({"answer": 7}, "the answer is a int, not text"),
         ({"error": 7}, "the error is a int, not text"),
         ({"correct": "yes"}, "correct is a str, not a bool"),
@@ -208,8 +208,8 @@ def test_rubbish_in_a_result_costs_its_own_rollout(rubbish: dict, error: str):
     "method, value, error",
     [
         ("parse", "DO", "parse returned a str"),
-        ("parse", ToolCall(3), "parse gave a int as the name"),  # pyright: ignore[reportArgumentType]
-        ("parse", ToolCall("DO", [1]), "parse gave arguments"),  # pyright: ignore[reportArgumentType]
+        ("parse", ToolCall(3), "parse returned a int as the name"),  # pyright: ignore[reportArgumentType]
+        ("parse", ToolCall("DO", [1]), "parse returned arguments"),  # pyright: ignore[reportArgumentType]
         ("context", None, "context returned None"),
         ("context", StepContext(facts=[]), "facts are a list"),  # pyright: ignore[reportArgumentType]
     ],
@@ -294,7 +294,7 @@ def test_a_score_that_is_no_number_costs_its_own_rollout():
 
     first, second = Judging().run_trial([{}], ByteAgent(lambda *_: do("end")), 2)["trajectories"]
     assert first.correct and first.steps[-1].scores == (ComponentScore("style", 0.5),)
-    assert second.stop_reason == "error" and second.error == "finish gave nan as the score style"
+    assert second.stop_reason == "error" and second.error == "finish returned nan as the score style"
 
 
 def test_hanging_rollouts_wait_together_not_one_after_the_other():

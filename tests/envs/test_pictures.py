@@ -74,7 +74,7 @@ def test_a_data_url_is_named_by_its_content():
     "source", ["missing.png", "http://example.org/a.png", "data:text/plain;base64,aaaa", "data:image/png;base64,%%"]
 )
 def test_what_is_no_picture_is_refused_with_a_reason(source):
-    with pytest.raises(ValueError, match=r"there is no picture|files or data URLs|must begin with|not base64"):
+    with pytest.raises(ValueError, match=r"there is no image|a file or a data URL|must start with|not base64"):
         picture_of(source)
 
 
@@ -83,7 +83,7 @@ def test_broken_and_huge_files_say_what_is_wrong_when_they_are_read(tmp_path):
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.png").write_text("no picture")
     for name in ("cut.png", "text.png"):
-        with pytest.raises(ValueError, match="cannot be read as a picture"):
+        with pytest.raises(ValueError, match="cannot be read as an image"):
             picture_of(str(tmp_path / name)).load()
     for name, mode in (("huge.png", "1"), ("huge.gif", "P")):
         with pytest.raises(ValueError, match="8,000 x 6,000 pixels; at most 40,000,000"):
@@ -99,7 +99,7 @@ def test_a_picture_of_another_kind_starts_no_program(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
     (tmp_path / "a.png").write_bytes(EPS)
     for read in (lambda path: picture_of(path).load(), lambda path: clip_of_files([Path(path)], 64)):
-        with pytest.raises(ValueError, match="cannot be read as a picture: it is no PNG, JPEG, WebP or GIF picture"):
+        with pytest.raises(ValueError, match="cannot be read as an image: it is not a PNG, JPEG, WebP or GIF image"):
             read(str(tmp_path / "a.png"))
 
 

@@ -128,9 +128,9 @@ def test_wrong_options_are_refused_with_what_would_be_right(options: dict[str, A
     "task, message",
     [
         ({"question": "colour"}, "needs a scene, an image"),
-        ({"scene": {"width": 3}}, "scene is not one"),
-        ({"scene": 7}, "scene is not one"),
-        ({"image": "nowhere.png", "question": "?"}, "there is no picture nowhere.png"),
+        ({"scene": {"width": 3}}, "scene is invalid"),
+        ({"scene": 7}, "scene is invalid"),
+        ({"image": "nowhere.png", "question": "?"}, "there is no image nowhere.png"),
     ],
 )
 def test_a_malformed_task_costs_its_rollout_and_says_why(task: dict[str, Any], message: str):
@@ -447,7 +447,7 @@ def test_a_file_that_is_no_picture_costs_its_rollout(tmp_path: Path):
     (tmp_path / "a.png").write_text("not a picture")
     task = {"image": str(tmp_path / "a.png"), "question": "?", "answer": "x"}
     done = visual().run_trial([task], ByteAgent(lambda *_: ""), 1)["trajectories"][0]
-    assert done.stop_reason == "error" and "a.png cannot be read as a picture" in done.error
+    assert done.stop_reason == "error" and "a.png cannot be read as an image" in done.error
 
 
 # ------------------------------------------------------------------------------------------------ a bare machine

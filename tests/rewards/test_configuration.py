@@ -107,5 +107,5 @@ def test_the_punishment_of_long_rollouts_is_that_of_dapo(limit: int, cache: int)
 
 def test_a_cache_above_the_limit_is_refused():
     extra = {"overlong": ExtraComponentConfig(options={"limit": 10, "cache": 11})}
-    with pytest.raises(RewardError, match="cache is 11"):
+    with pytest.raises(RewardError, match=r"cache must be above 0 and at most the limit \(10\), not 11"):
         RewardOrchestrator(config=RewardsConfig(extra_components=extra))

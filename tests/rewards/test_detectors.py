@@ -145,8 +145,8 @@ def test_reward_rising_while_success_does_not():
     batches = [batch(s, coherence=lambda i, s=s: 0.4 * s) for s in range(10)]
     [finding] = find("reward_without_success", batches)
     assert finding.subject == "coherence"
-    assert finding.message.startswith("reward rises, success does not: over 10 steps the mean reward went up by 2 ")
-    assert "coherence makes 100% of the rise" in finding.message
+    assert finding.message.startswith("reward rises, success does not: over 10 steps the mean reward rose by 2 ")
+    assert "coherence accounts for 100% of the rise" in finding.message
     assert all(int(t.split("-")[1]) % 2 == 0 for t in finding.trajectories)  # wrong answers that were paid
     assert find("reward_without_success", batches[:9]) == []  # not before the window is full
 
@@ -294,45 +294,45 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "random_policy": "the metric train/entropy",
         "logprob_mismatch": "the metric rollout/logprob_mismatch",
         "sampler_mismatch": "the metric sampler/kl and the metric kl/mean",
-        "length_collapse": "tokens or turns of the agent",
+        "length_collapse": "agent tokens or turns",
         "groups_without_variance": "rewards",
-        "reward_hack": "rewards and texts of the agent",
+        "reward_hack": "rewards and agent texts",
         "kl_rise": "the metric kl/mean",
         "no_movement": "the metric train/grad_norm",
-        "mixed_groups": "ids of tasks",
+        "mixed_groups": "task ids",
         "accepted_wrong_answers": "right answers and which rollouts are correct",
         "held_out_gap": "which rollouts are correct and evaluations on held-out tasks",
         "reward_against_success": "rewards and evaluations on held-out tasks",
         "leaked_answer": "prompts without images and right answers and evaluations on held-out tasks",
         "own_texts": "prompts without images and evaluations on held-out tasks",
         "prompt_gap": "prompts without images and evaluations on held-out tasks",
-        "noisy_reward": "texts of the agent and ids of tasks and rewards",
-        "noisy_labels": "prompts without images and ids of tasks and right answers",
+        "noisy_reward": "agent texts and task ids and rewards",
+        "noisy_labels": "prompts without images and task ids and right answers",
         "reward_order": "rewards and which rollouts are correct",
-        "repeated_rollouts": "texts of the agent and ids of tasks",
+        "repeated_rollouts": "agent texts and task ids",
         "reference_mismatch": "the metric kl/mean",
         "rejected_answers": "right answers and which rollouts are correct",
         "accepted_without_answer": "right answers and which rollouts are correct",
-        "constant_reward": "rewards and texts of the agent",
+        "constant_reward": "rewards and agent texts",
         "unanswered": "right answers",
         "advantage_order": "rewards and advantages",
         "advantage_scale": "rewards and advantages",
-        "few_tasks": "ids of tasks",
-        "ordered_tasks": "ids of tasks and prompts without images",
-        "trained_tokens": "numbers of tokens in the loss and in the turns",
-        "surprising_tokens": "log-probs of tokens and the metric train/entropy",
-        "no_diversity": "texts of the agent",
-        "length_reward": "rewards and tokens or turns of the agent",
-        "repetition": "texts of the agent",
-        "one_answer": "texts of the agent and ids of tasks",
-        "truncation": "tokens or turns of the agent",
+        "few_tasks": "task ids",
+        "ordered_tasks": "task ids and prompts without images",
+        "trained_tokens": "token counts in the loss and in the turns",
+        "surprising_tokens": "token log-probs and the metric train/entropy",
+        "no_diversity": "agent texts",
+        "length_reward": "rewards and agent tokens or turns",
+        "repetition": "agent texts",
+        "one_answer": "agent texts and task ids",
+        "truncation": "agent tokens or turns",
         "clipped": "the metric train/clip_fraction",
         "kl_weight": "the metric kl/beta and the metric kl/mean",
         "silence_paid": "rewards and right answers",
-        "single_prompt": "ids of tasks and the metric kl/mean",
+        "single_prompt": "task ids and the metric kl/mean",
         "used_advantages": "advantages and advantages in the loss",
-        "prompt_cut": "tokens of prompts",
-        "paid_certainty": "rewards and log-probs of tokens",
+        "prompt_cut": "prompt tokens",
+        "paid_certainty": "rewards and token log-probs",
     }
 
 

@@ -154,12 +154,12 @@ def test_functions_of_trl_itself_run(path):
         ("index", "; completions are texts here, and data.completions: messages changes that"),
         ("leaves", "raised SystemExit: 3"),
         ("leaves_later", "SystemExit: 3 for row 1 of the data"),
-        ("several", "gave array([0., 0.]) to row 1 of the data"),
-        ("huge", "0000... to row 1 of the data"),
+        ("several", "returned array([0., 0.]) for row 1 of the data"),
+        ("huge", "0000... for row 1 of the data"),
         ("too_few", "returned 1 scores for 2 completions"),
         ("no_list", "returned 1.0, not a list of 2 scores"),
-        ("nan", "gave nan to row 2 of the data"),
-        ("text", "gave 'good' to row 1 of the data"),
+        ("nan", "returned nan for row 2 of the data"),
+        ("text", "returned 'good' for row 1 of the data"),
     ],
 )
 def test_what_a_function_does_wrong_names_function_and_row_and_may_be_skipped(path, name: str, said: str, caplog):
@@ -182,10 +182,10 @@ def test_what_a_function_does_wrong_names_function_and_row_and_may_be_skipped(pa
         ("lenght", "there is no lenght; did you mean length"),
         ("blind", "takes neither prompts nor completions"),
         ("blank", "takes neither prompts nor completions"),
-        ("positional", "`completions` cannot be given by name"),
+        ("positional", "`completions` cannot be passed by name"),
         ("Judge", "not a function"),
         ("gate", "not a function"),
-        ("curiosity", "name of a component already"),
+        ("curiosity", "is already the name of a component"),
     ],
 )
 def test_what_is_no_reward_function_is_refused_before_it_is_called(path, name: str, said: str):

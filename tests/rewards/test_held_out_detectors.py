@@ -73,7 +73,7 @@ def test_equal_success_is_no_finding():
 
 def test_success_in_training_alone_is_a_warning_unless_held_out_success_improves():
     [found] = findings(lambda s: 0.3 + 0.03 * s, lambda s: 0.2)
-    assert found.severity == "warning" and "training alone" in found.message
+    assert found.severity == "warning" and "does not generalise from its training tasks" in found.message
     assert names(findings(lambda s: 0.6 + 0.02 * s, lambda s: 0.1 + 0.03 * s)) == {("held_out_gap", "hint")}
 
 
@@ -104,7 +104,7 @@ def test_prompts_that_hold_earlier_texts_come_before_the_answers_in_them():
         return replace(r, text=text, prompt=" ".join([f"{r.prompt} {r.expected}", *said[: 32 * (step - 1)][-3:]]))
 
     found, *rest = findings(lambda s: 0.4, lambda s: 0.4, shared)
-    assert found.detector == "prompt_gap" and "wrote before" in found.message
+    assert found.detector == "prompt_gap" and "wrote earlier" in found.message
     assert "leaked_answer" not in {f.detector for f in rest}
     told: Change = lambda r: replace(r, text=f"it is {r.answer} for task {r.id}")  # noqa: E731
     assert not findings(lambda s: 0.4, lambda s: 0.4, told), "prompts hold none"

@@ -230,7 +230,7 @@ def test_a_kl_that_no_rollout_would_show_is_no_movement():
     assert [f.subject for f in find("no_movement", tokens(batches(2e-5)))] == ["kl"]
     assert find("no_movement", tokens(batches(2e-3))) == []
     warm: Callable[[int], float] = lambda s: 1e-7 * s  # noqa: E731
-    assert find("no_movement", tokens(batches(2e-5, warm))) == [], "the learning rate still rises"
+    assert find("no_movement", tokens(batches(2e-5, warm))) == [], "the learning rate is still rising"
     [found] = find("no_movement", tokens(batches(2e-4, warm, LIMITS.window)))
     assert "warm-up" in found.message
     assert find("no_movement", tokens(batches(2e-3, warm, LIMITS.window))) == [], "it moves all the same"

@@ -78,7 +78,7 @@ def test_a_judge_that_does_not_answer_ends_the_run_in_one_sentence(tmp_path: Pat
 
 def test_a_folder_without_a_classifier_is_refused_before_anything_is_loaded(tmp_path: Path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RewardFunctionError, match="is no reward model"):
+    with pytest.raises(RewardFunctionError, match="is not a reward model"):
         load_function(str(tmp_path / "empty"))
     (tmp_path / "base").mkdir()
     config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
@@ -90,7 +90,7 @@ def test_a_folder_without_a_classifier_is_refused_before_anything_is_loaded(tmp_
 def test_a_classifier_with_several_labels_is_refused_before_anything_is_loaded(tmp_path: Path):
     stated = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "bad", "1": "good"}}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **stated}))
-    with pytest.raises(RewardFunctionError, match="is a classifier with 2 labels, and a reward model has one"):
+    with pytest.raises(RewardFunctionError, match="is a classifier with 2 labels, but a reward model has one"):
         load_function(str(tmp_path))
 
 
@@ -98,5 +98,5 @@ def test_a_model_is_named_by_its_folder_and_functions_as_before():
     named = EnvironmentConfig(reward_funcs=["org/Reward-V2-0.6B:0.5", "rewards/mine.py:good", "./clf"])  # type: ignore[arg-type]
     assert named.reward_funcs == {"org/Reward-V2-0.6B": 0.5, "rewards/mine.py:good": 1.0, "./clf": 1.0}
     for wrong in ("accuracy", "rewards/mine.py", "mine.py:"):
-        with pytest.raises(ValueError, match=r"names no function|is a file|is no number"):
+        with pytest.raises(ValueError, match=r"names no function|is a file|is not a number"):
             EnvironmentConfig(reward_funcs=[wrong])  # type: ignore[arg-type]

@@ -207,9 +207,9 @@ def test_missing_embeddings_are_an_error_that_says_what_to_do():
 
 def test_inputs_that_do_not_fit_are_refused():
     orchestrator = RewardOrchestrator(0.1, 0.1, 1.0)
-    with pytest.raises(RewardError, match="trajectory t has 3 steps, but its embeddings are"):
+    with pytest.raises(RewardError, match="trajectory t has 3 steps, but its embeddings have shape"):
         orchestrator.calculate_total_reward([good()], [True], embeddings=[torch.randn(2, 8)])
-    with pytest.raises(RewardError, match="2 values of correctness"):
+    with pytest.raises(RewardError, match="2 correctness values"):
         orchestrator.calculate_total_reward([good()], [True, False], embeddings=[torch.randn(3, 8)])
     orchestrator.calculate_total_reward([good()], [True], embeddings=[torch.randn(3, 8)])
     with pytest.raises(RewardError, match="width 8, these have 9"):

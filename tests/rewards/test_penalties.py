@@ -239,7 +239,7 @@ def test_a_users_own_rule_from_a_file(own: str):
     ("name", "said"),
     [
         ("Nothing", "has no class Nothing"),
-        ("NotARule", "is no penalty rule"),
+        ("NotARule", "is not a penalty rule"),
         ("NoCheck", "has no method check"),
         ("NoId", "has no id"),
         ("Bonus", "a penalty is a negative number"),

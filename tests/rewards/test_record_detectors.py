@@ -181,7 +181,7 @@ def test_the_fault_is_the_first_cause(name: str):
 
 def test_ends_of_turns_outside_the_loss_are_found():
     [found] = warnings(training(lambda r, s, t, i: replace(r, tokens=9 if i or t else 10)))  # one was cut off
-    assert found.detector == "untrained_tokens" and "end of a turn" in found.message
+    assert found.detector == "untrained_tokens" and "end of turns" in found.message
     assert warnings(training(lambda r, s, t, i: replace(r, tokens=9 if i > 1 else 10))) == []
 
 
@@ -318,7 +318,7 @@ def test_rollouts_without_answers_are_compared_with_those_of_the_evaluation():
         for batch in cut:
             diagnosis.observe(batch)
         messages = [f.finding.message for f in diagnosis.found() if f.finding.detector == "unanswered"]
-        assert [("those of the evaluation do" in m) for m in messages] == [True] * found
+        assert [("but evaluation rollouts do" in m) for m in messages] == [True] * found
 
 
 def test_answers_without_a_verdict_are_answers():
@@ -449,7 +449,7 @@ def test_samples_of_the_policy_have_its_entropy():
     assert not [f for seed in range(40) for f in warnings(sampled(1.0, seed)) if f.detector == "surprising_tokens"]
 
 
-@pytest.mark.parametrize(("temperature", "fault"), [(1.5, "not those"), (0.2, "likelier")])
+@pytest.mark.parametrize(("temperature", "fault"), [(1.5, "not samples"), (0.2, "likelier")])
 def test_samples_of_another_temperature_do_not(temperature: float, fault: str):
     [found] = [f for f in warnings(sampled(temperature, 0)) if f.detector == "surprising_tokens"]
     assert fault in found.message

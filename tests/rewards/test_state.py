@@ -72,9 +72,9 @@ def test_states_that_do_not_fit_are_refused_in_a_sentence():
     run(orchestrator, range(1))
     tensors, facts = orchestrator.state_tensors(), orchestrator.state_facts()
     larger = {name: t.repeat(*[2] * t.dim()) if t.dim() else t for name, t in tensors.items()}
-    with pytest.raises(RewardError, match="saved dynamics model of curiosity does not fit"):
+    with pytest.raises(RewardError, match="saved curiosity model and this version's model have different sizes"):
         RewardOrchestrator(config=RewardsConfig()).load_state(larger, facts)
-    with pytest.raises(RewardError, match="format 2, this version reads 1"):
+    with pytest.raises(RewardError, match="format 2, but this version reads 1"):
         RewardOrchestrator(config=RewardsConfig()).load_state(tensors, {**facts, "format": 2})
 
 

@@ -64,7 +64,7 @@ def clip_of_task(task: Mapping[str, Any], max_side: int) -> Clip:
         try:
             return _drawn_clip(json.dumps(task["scene"], sort_keys=True))
         except (AttributeError, KeyError, TypeError, ValueError) as problem:
-            raise ValueError(f"the task's scene is not one: {type(problem).__name__}: {problem}") from problem
+            raise ValueError(f"the task's scene is invalid: {type(problem).__name__}: {problem}") from problem
     paths = task.get("frames") or ([task["image"]] if task.get("image") else None)
     if not isinstance(paths, (list, tuple)) or not all(isinstance(p, str) for p in paths):
         raise ValueError("a task needs a scene, an image (path) or frames (list of paths)")
@@ -86,7 +86,7 @@ def clip_of_files(paths: Sequence[Path], max_side: int) -> Clip:
         try:
             stat = path.stat()
         except OSError as problem:
-            raise ValueError(f"there is no picture {path}") from problem
+            raise ValueError(f"there is no image {path}") from problem
         stamps.append((str(path), stat.st_mtime_ns, stat.st_size))
     return _read_clip(tuple(stamps), max_side)
 
@@ -120,5 +120,5 @@ def _read_frames(paths: Sequence[str], max_side: int) -> np.ndarray:
                         upright = upright.resize(size, Image.Resampling.LANCZOS)
                     frames.append(np.asarray(upright))
         except (OSError, ValueError) as problem:
-            raise ValueError(f"{path} cannot be read as a picture: {problem}") from problem
+            raise ValueError(f"{path} cannot be read as an image: {problem}") from problem
     return np.stack(frames)

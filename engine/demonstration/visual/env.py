@@ -154,7 +154,7 @@ class VisualEnv(MultiTurnEnv):
             tasks = list(self.own_tasks[split])
             random.Random(f"{split} {seed}").shuffle(tasks)
             if not tasks:
-                raise ValueError(f'no row of the own pictures is for {split}; give rows "split": "{split}"')
+                raise ValueError(f'your images have no row for {split}; add rows with "split": "{split}"')
             return tasks[:n]
         options = self.options[split]
         return [make_question(split, seed, index, self.questions, options, self.noise).to_task() for index in range(n)]

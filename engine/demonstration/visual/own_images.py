@@ -53,7 +53,7 @@ def _task(line: str, where: str, folder: Path) -> tuple[Split, dict[str, object]
         raise ValueError(f'{where}: must be an object with "image", "question" and "answer"')
     files = row.get("frames") or [row.get("image", row.get("file_name"))]
     if not isinstance(files, list) or not all(isinstance(f, str) and f for f in files):
-        raise ValueError(f'{where}: "image" must be the path of a picture (or "frames" a list of them)')
+        raise ValueError(f'{where}: "image" must be the path of an image (or "frames" a list of them)')
     paths = [str((folder / str(f)).resolve()) for f in files]
     for path in paths:
         if not Path(path).is_file():

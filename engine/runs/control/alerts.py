@@ -170,17 +170,17 @@ SUGGESTIONS: Mapping[str, str] = {
         "reward only the task."
     ),
     "reward_hack": (
-        "Read the quoted answers: let {subject} reward right answers only, or form only if the answer is right."
+        "Read the quoted answers. Let {subject} reward only right answers, or reward form only if the answer is right."
     ),
-    "reward_against_success": "Let the reward pay for what the evaluation measures.",
+    "reward_against_success": "Reward the same behaviour that the evaluation measures.",
     "kl_rise": (
-        "Start again, or from a checkpoint before it began, with the learning rate of the model's size (`grpo-tui "
-        "config show`), a higher `training.beta`, or `beta_mode: auto`. A lower rate alone brings no policy back."
+        "Restart, or resume from a checkpoint before the rise, with the learning rate for the model's size (`grpo-tui "
+        "config show`), a higher `training.beta`, or `beta_mode: auto`. A lower learning rate does not undo the rise."
     ),
     "no_movement": (
-        "Keep the trained weights in float32, raise the learning rate to that of the model's size (`grpo-tui config "
-        "show`), and see that something is trainable. Small rewards need a larger scale, or "
-        "a lower `training.min_group_std`."
+        "Keep the trained weights in float32, raise the learning rate to the one for the model's size (`grpo-tui "
+        "config show`), and check that some parameters are trainable. Small rewards need a larger scale, or a lower "
+        "`training.min_group_std`."
     ),
     "action_collapse": (
         "Raise the sampling temperature or the KL weight, and penalise repeated calls. Check whether the reward pays "
@@ -200,50 +200,53 @@ SUGGESTIONS: Mapping[str, str] = {
         "overlay `mismatch` shows where they differ. If the policy has hardly moved, raise the learning rate."
     ),
     "length_collapse": (
-        "Look whether short answers are rewarded or long ones cut: a length penalty, a token limit, or a loss that is "
-        "averaged over sequences."
+        "Check whether short answers are rewarded or long ones cut: by a length penalty, a token limit, or a loss "
+        "that is averaged over sequences."
     ),
     "groups_without_variance": (
-        "Take tasks that succeed sometimes, sample more rollouts a group, or fill their places (`replay`, dynamic "
+        "Use tasks that succeed sometimes, sample more rollouts per group, or replace such groups (`replay`, dynamic "
         "sampling)."
     ),
     "not_finite": (
-        "Open the rollouts: a reward function divided by zero or met an empty answer. Return a number, or None where "
-        "it does not apply. For a metric, lower the learning rate or clip the gradient."
+        "Read the rollouts: did a reward function divide by zero, or get an empty answer? Return a number, or None if "
+        "the reward does not apply. For a metric, lower the learning rate or clip the gradient."
     ),
     "unreadable_calls": (
         "Constrain decoding to the format of calls, show an example in the prompt, or penalise unreadable calls."
     ),
-    "held_out_gap": "Read right rollouts of training: would the held-out grader accept them? Then compare the tasks.",
+    "held_out_gap": "Read right training rollouts: would the held-out grader accept them? Then compare the tasks.",
     "random_policy": "Load the right checkpoint (the log names missing weights), and sample at temperature 1.",
     "single_prompt": "Raise `training.prompts_per_step`, so that a step has several prompts.",
     "used_advantages": "Run `grpo-tui check --recompute`, which names the first number that differs.",
-    "silence_paid": "Charge less for wrong answers and for calls, or more for a rollout without an answer.",
-    "tool_errors": "Fix the tool, or leave such rollouts out of the loss: they teach whatever the failure rewarded.",
-    "leaked_answer": "Leave the answer out of the prompt, or out of the columns that the prompt is made of.",
-    "own_texts": "Begin each rollout with a list of messages, and an environment, of its own.",
-    "prompt_gap": "Compare both prompts in `grpo-tui inspect`: is one cut, or made with another template?",
+    "silence_paid": "Penalise wrong answers and calls less, or missing answers more.",
+    "tool_errors": "Fix the tool, or leave such rollouts out of the loss: they reinforce "
+    "whatever the failure rewarded.",
+    "leaked_answer": "Leave the answer out of the prompt, or out of the columns that form the prompt.",
+    "own_texts": "Start each rollout with its own message list and environment.",
+    "prompt_gap": "Compare both prompts in `grpo-tui inspect`: is one cut, or rendered with another template?",
     "prompt_cut": "Raise the limit on prompts, or leave out longer tasks (`data.long_prompts: drop`).",
     "text_mismatch": "Decode sampled ids with the tokenizer of `model.base`. Compare both texts in `grpo-tui inspect`.",
-    "paid_certainty": "Reward right answers. A policy that is paid for certainty becomes certain of any answer.",
+    "paid_certainty": "Reward right answers. A policy that is rewarded for certainty becomes certain of any answer.",
     "mixed_groups": "Repeat each prompt `training.num_generations` times in a row, and group by prompt.",
     "accepted_wrong_answers": "Grade one of these answers by hand: compare whole answers, not a part of the text.",
     "noisy_reward": "Read both rollouts: make the grader deterministic, or average several of its verdicts.",
     "noisy_labels": "Read the tasks of one such prompt: are columns out of order, or prompts cut?",
     "reward_order": "Compare one rollout, its verdict and its reward: are rows out of order, or is the sign wrong?",
-    "repeated_rollouts": "Sample in each step. With several updates a batch, lower `training.trl.num_iterations`.",
+    "repeated_rollouts": "Sample new rollouts in each step. With several updates per batch, "
+    "lower `training.trl.num_iterations`.",
     "reference_mismatch": "Load the reference from the weights that training starts from, with the same tokenizer.",
-    "untrained_tokens": "Compare the mask with the text in `grpo-tui inspect`: all that the agent wrote is trained.",
-    "rejected_answers": "Grade one of these answers by hand: compare its form with the form that the grader expects.",
-    "accepted_without_answer": "Read the rollouts: let the grader require an answer, and pay nothing for form alone.",
-    "constant_reward": "Call the reward function with a wrong answer: it should give less than for a right one.",
+    "untrained_tokens": "Compare the mask with the text in `grpo-tui inspect`: the loss needs all agent tokens.",
+    "rejected_answers": "Grade one of these answers by hand: compare its format with the one that the grader expects.",
+    "accepted_without_answer": "Read the rollouts: make the grader require an answer, "
+    "and give no reward for form only.",
+    "constant_reward": "Call the reward function with a wrong answer: it should return less than for a right one.",
     "unanswered": (
-        "Look at a prompt and its rollouts in `grpo-tui inspect`: set `model.chat_template` to that of the model, "
-        "explain the form, or set `training.temperature` to 1."
+        "Look at a prompt and its rollouts in `grpo-tui inspect`: set `model.chat_template` to the model's own, "
+        "explain the answer format, or set `training.temperature` to 1."
     ),
     "advantage_order": (
-        "Look at the order of rollouts between rewards and advantages, at the grouping, and at the sign. `grpo-tui "
-        "check --recompute` names the first number that differs."
+        "Check the order of rollouts between rewards and advantages, the grouping, and the sign. `grpo-tui check "
+        "--recompute` names the first number that differs."
     ),
     "advantage_scale": "Compare each rollout with the others of its group: `training.num_generations` above 1.",
     "few_tasks": (
@@ -251,22 +254,22 @@ SUGGESTIONS: Mapping[str, str] = {
         "more tasks (`environment.train_tasks`)."
     ),
     "ordered_tasks": "Shuffle the data (`training.trl.shuffle_dataset`).",
-    "trained_tokens": "Mask every token that the policy did not sample: the prompt, and the answers of tools.",
+    "trained_tokens": "Mask every token that the policy did not sample: the prompt and the tool results.",
     "surprising_tokens": "Train on the sampled token ids, with the tokenizer and chat template of the sampler.",
     "no_diversity": "Set `training.temperature` to 1, with `top_p` 1 and `top_k` 0.",
-    "length_reward": "Reward right answers alone, or subtract a soft punishment of length (`overlong`).",
+    "length_reward": "Reward only right answers, or subtract a soft length penalty (`overlong`).",
     "repetition": "Read the rollouts: does the reward pay for repetition? Else lower the learning rate.",
     "one_answer": "Check whether the reward accepts this answer everywhere. Else lower the learning rate.",
     "truncation": "Raise `training.max_turn_tokens` and `training.max_trajectory_tokens`, or look for the end token.",
     "clipped": "Widen `training.trl.epsilon`, or lower `training.trl.num_iterations` or the learning rate.",
-    "kl_weight": "Lower `training.beta`, or take `beta_mode: auto`.",
-    "errors": "Leave such rollouts out of the loss, or fix the tool: they teach whatever the failure rewarded.",
+    "kl_weight": "Lower `training.beta`, or use `beta_mode: auto`.",
+    "errors": "Leave such rollouts out of the loss, or fix the tool: they reinforce whatever the failure rewarded.",
     "native_calls": (
         "Set `model.tool_calls: json`: the prompt then explains calls as JSON objects, which every model can write."
     ),
     "other_template": "Remove `model.chat_template`. A base model without a template of its own needs one.",
-    "graded_reward": "Set `environment.success_score` to the score from which an answer counts as right.",
-    "kl_limit": "Lower the learning rate, or raise `online.kl.limit` if such a step is wanted.",
+    "graded_reward": "Set `environment.success_score` to the lowest score that counts as right.",
+    "kl_limit": "Lower the learning rate, or raise `online.kl.limit` if you want such large updates.",
     "environment": "Open one of these rollouts and fix the environment or the tasks. A failed request teaches nothing.",
     "validation": "Check the labels of the last updates. Raise the confidence that the gate requires.",
     "update_worker": "Read logs/worker.log. `grpo-tui online --resume RUN` continues where it stopped.",

@@ -96,9 +96,9 @@ class RolloutExchange:
         messages = [dumped(m) for m in prompt]
         known = len(self._messages)
         if self._waiting is not None:
-            raise ValueError("the environment asks for two completions at once, which one rollout cannot show")
+            raise ValueError("the environment requests two completions at once, which one rollout cannot represent")
         if messages[:known] != self._messages:
-            raise ValueError("the environment changed earlier messages, which one sequence of tokens cannot show")
+            raise ValueError("the environment changed earlier messages, which one token sequence cannot represent")
         added = plain_messages(messages[known:], "the environment's reply")
         self._messages = messages
         self._waiting = asyncio.get_running_loop().create_future()

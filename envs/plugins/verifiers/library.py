@@ -24,8 +24,8 @@ def library() -> ModuleType:
         _ = found.Environment
     except (ImportError, AttributeError) as problem:
         raise ValueError(
-            f"the environments of verifiers need its versions 0.2.1 to 0.3 ({one_line(problem)}); "
-            "pip install 'grpo-tui[verifiers]'. For a taskset of 0.4: environment.class_path verifiers-taskset"
+            f"verifiers environments need verifiers 0.2.1 to 0.3 ({one_line(problem)}); pip install "
+            "'grpo-tui[verifiers]'. For a taskset of 0.4, set environment.class_path to verifiers-taskset"
         ) from problem
     return found
 
@@ -42,7 +42,7 @@ def plain_messages(messages: Any, where: str) -> list[Message]:
             parts = [dumped(part) for part in content]
             if any(part.get("type") != "text" for part in parts):
                 kinds = ", ".join(sorted({str(p.get("type")) for p in parts} - {"text"}))
-                raise ValueError(f"{where}: a message holds {kinds}; only text of verifiers' environments is mapped")
+                raise ValueError(f"{where}: a message contains {kinds}; verifiers environments support only text")
             content = "\n".join(str(part.get("text", "")) for part in parts)
         if role not in ROLES:
             raise ValueError(f"{where}: a message has the role {role!r}; known are {', '.join(ROLES)}")
@@ -122,13 +122,13 @@ def load(id: str, args: Mapping[str, object]) -> Any:
             raise ValueError(f"{id} cannot be loaded: {one_line(problem)}") from problem
     if not isinstance(env, vf.Environment):
         raise ValueError(
-            f"{id} made {type(env).__name__}, which is no vf.Environment; a taskset of verifiers 0.4 is trained by "
-            "environment.class_path verifiers-taskset"
+            f"{id} made {type(env).__name__}, not a vf.Environment; for a taskset of verifiers 0.4, set "
+            "environment.class_path to verifiers-taskset"
         )
     if getattr(env, "message_type", "chat") != "chat":
         raise ValueError(f"{id} asks for plain completions (message_type {env.message_type}); only chat can be trained")
     if "CliAgentEnv" in {kind.__name__ for kind in type(env).__mro__}:
-        raise ValueError(f"{id} runs an agent of its own in a sandbox ({type(env).__name__}), not the policy")
+        raise ValueError(f"{id} runs its own agent in a sandbox ({type(env).__name__}), not the policy")
     return env
 
 
@@ -136,7 +136,7 @@ def load(id: str, args: Mapping[str, object]) -> Any:
 def own_signals() -> Iterator[None]:
     """Restore the SIGINT and SIGTERM handlers, which verifiers' environments replace. A run needs its own to end."""
     if threading.current_thread() is not threading.main_thread():
-        raise ValueError("an environment of verifiers sets signal handlers, so it can be made on the main thread only")
+        raise ValueError("an environment of verifiers sets signal handlers, so it must be created on the main thread")
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -149,11 +149,11 @@ def limitations(env: Any, rubric: RubricParts) -> Iterator[str]:
     """Yield a sentence for each part of an environment that is only partly supported."""
     vf = library()
     if rubric.weights is None:
-        yield f"its rubric's total is not the sum of functions with names of their own; it is one component, {TOTAL}"
+        yield f"its rubric's total is not a sum of named functions, so it becomes one component, {TOTAL}"
     if getattr(env.rubric, "has_advantages", False):
-        yield "its rubric sets advantages, which are left out: training computes its own (training.advantages)"
+        yield "its rubric sets advantages, which are ignored: training computes its own (training.advantages)"
     turned = getattr(type(env), "get_prompt_messages", None)
     if turned is not None and turned is not vf.MultiTurnEnv.get_prompt_messages:
-        yield "it may rewrite the conversation between turns; a rollout in which it does fails, and is not trained on"
+        yield "it may rewrite the conversation between turns; such a rollout fails and is not trained on"
     if env.sampling_args.keys() - {"n", "extra_body"} or env.sampling_args.get("extra_body"):
-        yield "its sampling arguments are left out: training.temperature, top_p and top_k control the sampling"
+        yield "its sampling arguments are ignored: training.temperature, top_p and top_k control the sampling"

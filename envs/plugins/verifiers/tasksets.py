@@ -78,7 +78,7 @@ class TasksetEnv(HarnessRollouts):
         """Start an episode. The messages come from the harness's first completion request."""
         rollout, tools = self._start(int(task["row"]))
         if tools != self.tools:
-            raise ValueError(f"{self.id} offers other tools in this task than in its first, which cannot be trained")
+            raise ValueError(f"{self.id} offers different tools in this task than in its first, which is not supported")
         return rollout
 
     def finish(self, states: Sequence[RolloutState]) -> list[Verdict]:
@@ -144,13 +144,13 @@ def _load(id: str, args: dict[str, object], harness: dict[str, object], runtime:
         single = v1.SingleAgentEnv
     except (ImportError, AttributeError) as problem:
         raise ValueError(
-            f"tasksets of verifiers need its version 0.4 ({one_line(problem)}); pip install 'verifiers>=0.4'"
+            f"verifiers tasksets need verifiers 0.4 ({one_line(problem)}); pip install 'verifiers>=0.4'"
         ) from problem
     with own_signals():
         try:
             kind = loaders.environment_class(id)
             if not issubclass(kind, single):
-                raise ValueError(f"its environment {kind.__name__} has several agents, and one policy is trained")
+                raise ValueError(f"its environment {kind.__name__} has several agents, but only one policy is trained")
             seat = {"runtime": runtime, **({"harness": harness} if harness else {})}
             config = v1.SingleAgentEnvConfig(taskset={"id": id, **args}, agent=seat)
             return _Served(loaders.load_environment(config), v1)

@@ -117,7 +117,7 @@ def test_scalars_have_trls_meaning(write: Callable[[Path], None], tmp_path: Path
     assert command(["check", str(folder)]) == 1
     told = capsys.readouterr().out
     assert "the policy leaves its reference too fast" in told
-    assert "not checked: reward_hack needs rewards and texts of the agent" in told
+    assert "not checked: reward_hack needs rewards and agent texts" in told
 
 
 def test_an_event_file_reads_like_tensorboards_own_reader(tmp_path: Path):

@@ -138,7 +138,7 @@ def test_a_picture_that_cannot_be_read_costs_its_request_alone(world: World, mon
     huge = io.BytesIO()
     Image.new("1", (8_000, 6_000)).save(huge, "PNG")
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
-    for content, why in ((eps, "it is no PNG, JPEG, WebP or GIF picture"), (huge.getvalue(), "8,000 x 6,000 pixels")):
+    for content, why in ((eps, "it is not a PNG, JPEG, WebP or GIF image"), (huge.getvalue(), "8,000 x 6,000 pixels")):
         url = "data:image/png;base64," + base64.b64encode(content).decode()
         asked = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": url}}]
         block = {"messages": [{"role": "user", "content": [{"type": "image", "image": url}]}]}

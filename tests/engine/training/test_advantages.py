@@ -261,7 +261,7 @@ def test_a_method_of_ones_own_is_one_file(tmp_path):
     [
         ("group", "the return, against mean and std (n − 1) of the 4 rollouts of its group"),
         ("turn", "the return from this step on, against mean and std (n − 1) of the 4 rollouts of the group that got"),
-        ("reward", "The reward itself, on the last token of its turn: compared with nothing."),
+        ("reward", "The reward itself, on the last token of its turn, without a baseline."),
         ("gdpo", "each component against mean and std (n − 1) of its group, by weight, over the std of the batch"),
         (
             "gigpo",

@@ -249,7 +249,7 @@ def test_files_of_every_kind_are_trained_on_or_fail_alone(tmp_path):
     run = tmp_path / "run"
     writer = RunWriter(run)
     try:
-        with pytest.raises(DataError, match=r"row 2: .*there is no picture .*missing"):
+        with pytest.raises(DataError, match=r"row 2: .*there is no image .*missing"):
             run_rft(config({"red": files["red"], "missing": missing}), run, writer)
         assert run_rft(config(files), run, writer)
     finally:
@@ -263,7 +263,7 @@ def test_files_of_every_kind_are_trained_on_or_fail_alone(tmp_path):
     assert len(found) == 4 * len(files) and told.keys() == files.keys()
     for kind in ("red", "blue", "cmyk", "animated"):
         assert told[kind] == {None}
-    for kind, why in {"broken": "cannot be read as a picture", "huge": "7,000 x 7,000 pixels"}.items():
+    for kind, why in {"broken": "cannot be read as an image", "huge": "7,000 x 7,000 pixels"}.items():
         (said,) = told[kind]
         assert said is not None and why in said, kind
 

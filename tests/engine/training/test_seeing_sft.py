@@ -99,13 +99,13 @@ def test_a_picture_that_cannot_be_shown_costs_its_own_conversation(
         found = collect(config, words, lambda name: True, vision)
     left_out = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
     assert len(left_out) == len(kinds) - len(found)
-    for number, why in ((2, "cannot be read as a picture"), (4, "7,000 x 7,000 pixels")):
+    for number, why in ((2, "cannot be read as an image"), (4, "7,000 x 7,000 pixels")):
         assert any(f"line {number} is left out" in said and why in said for said in left_out), left_out
     path.write_text(conversation((pictures["broken"], "red")))
     with pytest.raises(DemonstrationError, match=r"holds no conversation of at most .* tokens; line 1: .*broken"):
         collect(config, words, lambda name: True, vision)
     path.write_text(conversation((pictures["missing"], "red")))
-    with pytest.raises(DemonstrationError, match=r"line 1: there is no picture .*missing.png"):
+    with pytest.raises(DemonstrationError, match=r"line 1: there is no image .*missing.png"):
         collect(config, words, lambda name: True, vision)
     path.write_text(conversation((pictures["red"], "red")))
     with pytest.raises(DemonstrationError, match=r"line 1: it shows a picture, and model.base takes no images"):

@@ -122,7 +122,7 @@ def test_rollouts_of_one_turn_leave_the_others_nothing_to_branch_from():
 
 
 def test_an_environment_that_does_not_repeat_itself_is_refused_in_one_sentence():
-    with pytest.raises(BranchError, match=r"does not repeat itself.*training\.advantages: tree.*turn 1 was answered"):
+    with pytest.raises(BranchError, match=r"is not deterministic.*training\.advantages: tree.*turn 1 returned"):
         sampled(1, restless=True)
 
 

@@ -105,5 +105,7 @@ def _load() -> tuple[object, list[str]]:
     characters = ["", *session.get_modelmeta().custom_metadata_map["character"].split("\n"), " "]
     classes = session.get_outputs()[0].shape[-1]
     if classes != len(characters):
-        raise OcrUnavailableError(f"{path.name} has {classes} classes and names {len(characters)}: not a model we know")
+        raise OcrUnavailableError(
+            f"{path.name} has {classes} classes but {len(characters)} names, which is not supported"
+        )
     return session, characters
