@@ -187,7 +187,7 @@ def run(
             worker.commit()
             worker.abandon()
             progress.request = batch[-1].number + 1
-            progress.back += sum("learning goes back" in message for message in told)
+            progress.back += sum("learning returns" in message for message in told)
             progress.seconds += time.monotonic() - began
             save_rewards(engine.orchestrator, folder)
             kept.write_text(json.dumps(asdict(progress)))
@@ -198,7 +198,7 @@ def run(
         "guards": guards,
         "updates": worker.updater.update,
         "rejected": len(worker.queue.tasks("rejected")),
-        "back": progress.back + sum("learning goes back" in message for message in told),
+        "back": progress.back + sum("learning returns" in message for message in told),
         "versions": worker.writer.version,
         "start": progress.success[0],
         "best": progress.best,

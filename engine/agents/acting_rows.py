@@ -53,17 +53,17 @@ def fitting_rows(decoder: Decoder) -> RowsOf:
         if off <= allowed:
             if form is not CachedRows:
                 logger.warning(
-                    "%s cannot act on a cache of rows of different lengths (%s): each turn encodes its conversations "
-                    "again, which is correct and slower",
+                    "%s does not support a cache of rows with different lengths (%s): each turn encodes its "
+                    "conversations again, which is correct but slower",
                     type(decoder.base).__name__,
                     reasons[0],
                 )
             return form
         reasons.append(f"{off:.2g} nats of KL, {allowed:g} allowed")
     raise UnsupportedModelError(
-        f"{type(decoder.base).__name__} gives other log-probs when it acts from token to token than in one pass over "
-        f"the same conversation (on a cache of rows: {reasons[0]}; padded on the left: {reasons[1]}), so it could not "
-        "learn from what it did; choose another model"
+        f"{type(decoder.base).__name__} gives different log-probs when it generates token by token than in one pass "
+        f"over the same conversation (on a cache of rows: {reasons[0]}; padded on the left: {reasons[1]}), so it "
+        "cannot be trained; choose another model"
     )
 
 
@@ -79,7 +79,7 @@ def difference(decoder: Decoder, form: RowsOf) -> float:
     if form is CachedRows and shorter:
         longer = [_plain(decoder, ids) for ids, _ in acted]
         if all(map(torch.equal, plain, longer)):
-            raise UnsupportedModelError("its window of attention cannot be tried on short rows")
+            raise UnsupportedModelError("its attention window cannot be tested on short rows")
     # torch's maximum is NaN if any value is
     return max(float((p.exp() * (p - q)).sum(-1).max()) for p, (_, q) in zip(plain, acted, strict=True))
 

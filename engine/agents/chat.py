@@ -49,8 +49,8 @@ class ChatBridge:
         template = tokenizer if vision is None else vision.processor
         if not getattr(template, "chat_template", None):
             raise ChatTemplateError(
-                f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template, so conversations "
-                "cannot be written in it. Use a chat (instruct) model, or give it one: model.chat_template: chatml"
+                f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template. Use a chat "
+                "(instruct) model, or set model.chat_template: chatml"
             )
         self.tokenizer = tokenizer
         self.vision = vision
@@ -68,7 +68,7 @@ class ChatBridge:
         if self.end_of_turn is not None:
             ends.add(self.end_of_turn)
         if not ends:
-            raise ChatTemplateError("neither the tokenizer nor the model names a token that ends a turn (`eos_token`)")
+            raise ChatTemplateError("neither the tokenizer nor the model defines an end-of-turn token (`eos_token`)")
         self.stop_ids: tuple[int, ...] = tuple(sorted(ends))
         self.bridge = lru_cache(maxsize=4096)(self._bridge)
 
@@ -108,7 +108,7 @@ class ChatBridge:
             return problem
         limit = None if self.vision is None else self.vision.max_images
         if limit is not None and len(encoded.images) > limit:
-            return VisionError(f"the prompt shows {len(encoded.images)} images, and model.max_images is {limit}")
+            return VisionError(f"the prompt shows {len(encoded.images)} images, but model.max_images is {limit}")
         return encoded
 
     def answer_seen(self, last_token: int | None, observation: str, pictures: Sequence[Picture]) -> Encoded:
@@ -185,8 +185,8 @@ class ChatBridge:
         close, observation, answer = rest.partition(OBSERVATION)
         if not (before and agent and observation) or AGENT in rest or OBSERVATION in answer:
             raise ChatTemplateError(
-                f"the chat template does not show an assistant turn followed by a {role!r} turn exactly once; "
-                "name another in model.chat_template, such as chatml"
+                f"the chat template does not show an assistant turn followed by a {role!r} turn exactly once; set "
+                "another model.chat_template, such as chatml"
             )
         return close, answer
 
@@ -199,7 +199,7 @@ class ChatBridge:
             text = self.tokenizer.apply_chat_template(plain, tokenize=False, **kwargs)
         except Exception as error:  # templates may raise anything (jinja's raise_exception)
             raise ChatTemplateError(
-                f"the chat template refused the conversation ({error}); model.chat_template names another"
+                f"the chat template rejected the conversation ({error}); set another model.chat_template"
             ) from error
         return str(text)
 

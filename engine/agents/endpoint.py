@@ -28,12 +28,12 @@ FIRST_TRIES = 2
 REFUSED = frozenset({400, 413, 422})
 """HTTP codes for a request that the server will never accept."""
 _REFUSED = (
-    "; if it takes no tools, --set model.tool_calls=json explains them in the prompt, and "
+    "; if it supports no tools, --set model.tool_calls=json explains them in the prompt, and "
     "evaluation.request.FIELD=VALUE changes another field"
 )
 ADVICE = {
-    401: "; the key is that of ${key}, and --api-key-env names another variable",
-    403: "; the key is that of ${key}, and --api-key-env names another variable",
+    401: "; the key comes from ${key}, and --api-key-env selects another variable",
+    403: "; the key comes from ${key}, and --api-key-env selects another variable",
     404: "; the address is the base of the API, such as http://127.0.0.1:8000/v1, and NAME a model that it serves",
     **dict.fromkeys(REFUSED, _REFUSED),
 }

@@ -80,6 +80,6 @@ class PaddedRows:
         output = self._decoder.base(input_ids=tokens, use_cache=True, **arguments)
         kept = [name for name in ALL_CACHE_NAMES if hasattr(getattr(output, name, None), "reorder_cache")]
         if not kept:
-            raise UnsupportedModelError("it hands out no cache of rows")
+            raise UnsupportedModelError("it provides no cache of rows")
         self._cache_name, self._cache = kept[0], getattr(output, kept[0])
         return output.logits[:, -1]

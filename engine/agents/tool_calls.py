@@ -59,7 +59,7 @@ class NativeCalls:
         native = cls(chat.tokenizer, response_template(chat.tokenizer), prefix)
         if not native._fits(chat, shown, [question], probe):
             native.problem = (
-                "the chat template shows tools, but no parser fits its form of a call, so a call may be taken for the "
+                "the chat template shows tools, but no parser fits its call format, so a call may be taken for the "
                 "final answer; model.tool_calls: json explains calls as JSON in the prompt"
             )
         return native

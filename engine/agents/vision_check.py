@@ -50,9 +50,9 @@ def check_vision(agent: TransformersAgent) -> None:
     allowed = TOLERANCE.get(computed_in(vision_model.model), COARSE)
     if not off <= allowed:
         raise VisionError(
-            f"{type(vision_model.model).__name__} gives other log-probs when it acts on a cache than in one pass over "
-            f"the same conversation with its images ({off:.2g} nats apart, {allowed:g} allowed): it cannot learn from "
-            "them"
+            f"{type(vision_model.model).__name__} gives different log-probs when it acts on a cache than in one pass "
+            f"over the same conversation with its images ({off:.2g} nats apart, {allowed:g} allowed): it cannot be "
+            "trained"
         )
 
 

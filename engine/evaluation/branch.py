@@ -56,7 +56,9 @@ def branch_config(
     if not 1 <= step <= len(steps):
         raise EvaluationError(f"rollout {n} of {info.id} has {len(steps)} steps, and no step {step}")
     if row.split not in (Split.TRAIN, Split.EVAL):
-        raise EvaluationError(f"rollout {n} of {info.id} belongs to {row.split}: only training and evaluation replay")
+        raise EvaluationError(
+            f"rollout {n} of {info.id} belongs to {row.split}: only training and evaluation rollouts can be replayed"
+        )
     source = read_config(run_dir)
     version = _version(record, row, step)
     subject = find_subject(policy, run_dir.parent) if policy else _nearest(run_dir, source, version)

@@ -23,10 +23,10 @@ def chat_config(policy: str, runs_dir: Path) -> RunConfig:
     """
     subject = find_subject(policy, runs_dir)
     if subject.run is None or subject.evaluation is not None:
-        raise EvaluationError(f"{policy} holds no policy of its own: chat with the run that it evaluates")
+        raise EvaluationError(f"{policy} has no policy of its own: chat with the run that it evaluates")
     config = subject.configure(subject.run)
     if config.model.is_endpoint:
-        raise EvaluationError(f"{policy} is an endpoint: ask its server")
+        raise EvaluationError(f"{policy} is an endpoint: chat with its server directly")
     length = subject.run.training.max_trajectory_tokens
     changed = {
         "mode": "online",

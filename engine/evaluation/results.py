@@ -214,7 +214,7 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
     other = [n for n in shared if first.tasks[n].prompt_id != second.tasks[n].prompt_id]
     if other:
         raise EvaluationError(
-            f"{first.name} and {second.name} were evaluated on other tasks (task {other[0]} differs): use one "
+            f"{first.name} and {second.name} were evaluated on different tasks (task {other[0]} differs): use one "
             "configuration, or --dataset, for both"
         )
     pairs = [(first.tasks[n], second.tasks[n]) for n in shared]

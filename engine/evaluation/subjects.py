@@ -56,7 +56,7 @@ def _endpoint(text: str, model: str | None) -> Subject:
         raise EvaluationError("an address would be recorded with its key: export OPENAI_API_KEY, or use --api-key-env")
     address, _, name = text.partition("@")
     if not (name or model):
-        raise EvaluationError(f"which model of {address}? Name it with --model, or as {address}@NAME")
+        raise EvaluationError(f"no model of {address} is named: use --model, or {address}@NAME")
     text = f"{address.removesuffix('/')}@{name or model}"
     return Subject(text, weights=text)
 
@@ -73,7 +73,7 @@ def find_subject(text: str, runs_dir: Path, model: str | None = None) -> Subject
         folder = Path(text).expanduser()
         if folder.is_dir() and not any((folder / n).is_file() for n in ("adapter_config.json", "config.json")):
             needed = "neither adapters (adapter_config.json) nor a model (config.json)"
-            raise EvaluationError(f"{text} holds {needed}") from None
+            raise EvaluationError(f"{text} contains {needed}") from None
         if folder.is_dir() or text.count("/") == 1 or text.startswith("builtin:"):
             return Subject(text, weights=text)
         raise

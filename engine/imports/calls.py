@@ -21,7 +21,7 @@ def call(value: object) -> Call:
     """Read a call in the shape of OpenAI (also as JSON text), inspect-ai, ATIF, Hermes or flat `{name, arguments}`."""
     data = mapping(value)
     if isinstance(value, str) and not data:
-        return Call("?", value, problem="the call is no JSON")
+        return Call("?", value, problem="the call is not JSON")
     inner = data.get("function")
     source = inner if isinstance(inner, Mapping) else data
     name = source.get("name") or source.get("function_name") or source.get("tool_name") or data.get("name")
@@ -32,7 +32,7 @@ def call(value: object) -> Call:
     if isinstance(arguments, str):
         read = parsed(arguments) if arguments.strip() else {}
         if read is None and arguments.strip() != "null":
-            problem = problem or "the arguments are no JSON"
+            problem = problem or "the arguments are not JSON"
         else:
             arguments = read
     id_ = data.get("call_id") or data.get("id") or data.get("tool_call_id") or ""  # Responses items have an id besides
@@ -65,7 +65,7 @@ def _from_text(body: str) -> Call:
     if "<arg_key>" in body and (match := _KEYED.fullmatch(body)):
         return Call(match[1], {name.strip(): value_of(raw) for name, raw in _ARGUMENT.findall(body)})
     name = re.search(r'"name"\s*:\s*"([^"]{1,200})"', body)
-    return Call(name[1] if name else "?", body, problem="the call is no JSON")
+    return Call(name[1] if name else "?", body, problem="the call is not JSON")
 
 
 def value_of(raw: str) -> object:

@@ -270,7 +270,7 @@ def _breakdown(rollout: Rollout, turns: int) -> tuple[RewardBreakdown | None, di
         known = [r for r in by_turn if r is not None]
         if rollout.reward is not None and len(known) == len(by_turn) and not _same(sum(known), rollout.reward):
             reasons["turns"] = (
-                f"the rewards of the turns add up to {sum(known):.6g}, the stated reward is {rollout.reward:.6g}"
+                f"the rewards of the turns add up to {sum(known):.6g}, but the stated reward is {rollout.reward:.6g}"
             )
     else:
         steps = (StepReward(last, values, (), rollout.reward),)
@@ -287,7 +287,7 @@ def _checked(reward: float | None, values: Mapping[str, ComponentValue]) -> dict
     if len(known) < len(values):
         reasons["sum"] = f"the known components × weights give {sum(known):.6g} of the stated reward {reward:.6g}"
     elif not _same(sum(known), reward):
-        reasons["sum"] = f"components × weights give {sum(known):.6g}, the stated reward is {reward:.6g}"
+        reasons["sum"] = f"components × weights give {sum(known):.6g}, but the stated reward is {reward:.6g}"
     return reasons
 
 

@@ -69,7 +69,7 @@ class PlacedItems:
         OSError."""
         _, _, rollouts, reader = self._read(place)
         if (part if part >= 0 else ~part) >= len(rollouts):
-            raise DumpError(f"{place[0]} has changed since it was indexed; leave and open it again")
+            raise DumpError(f"{place[0]} has changed since it was indexed; close and reopen it")
         return rollouts[part] if part >= 0 else with_turns_of_prompt(rollouts[~part]), reader
 
     def _read(self, place: tuple[str, str, int, int]) -> tuple[object, list[Item], list[Rollout], Format]:
@@ -86,7 +86,7 @@ class PlacedItems:
                 return last
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
             raise DumpError(f"{path}: this rollout cannot be read ({error})") from error
-        raise DumpError(f"{path} has changed since it was indexed; leave and open it again")
+        raise DumpError(f"{path} has changed since it was indexed; close and reopen it")
 
 
 def files_of(dump: Path) -> list[Path]:
@@ -114,7 +114,7 @@ def files_of(dump: Path) -> list[Path]:
                 else:
                     found[os.path.join(real_path, path.name)] = path
             if len(found) > MAX_FILES:
-                raise DumpError(f"{dump} holds more than {MAX_FILES:,} files; name a folder inside it")
+                raise DumpError(f"{dump} contains more than {MAX_FILES:,} files; name a folder inside it")
     return sorted(found.values(), key=lambda p: natural(p.relative_to(dump).as_posix()))
 
 
@@ -126,7 +126,7 @@ def natural(name: str) -> tuple[tuple[int, str | int], ...]:
 def _from_file(path: Path) -> Format:
     spec = importlib.util.spec_from_file_location(f"grpo_tui_importer_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise DumpError(f"{path} is no Python file")
+        raise DumpError(f"{path} is not a Python file")
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -17,7 +17,7 @@ NOT_WRITTEN = {
     "advantage": "advantages are not written",
     "weight": "weights are not written",
     "step": "training steps are not written",
-    "group": "no group is written: rollouts of one prompt in one step are shown as one",
+    "group": "no group is written: rollouts of one prompt in one step are shown as one group",
 }
 """Default reasons for missing values, for formats and rollouts that give none."""
 

@@ -30,7 +30,7 @@ def step_of(step: Any) -> int:
     try:
         return operator.index(step) if hasattr(step, "__index__") else _integer("step", step)
     except TypeError:
-        raise TypeError(f"step={step!r} is no training step; right would be a whole number such as 1") from None
+        raise TypeError(f"step={step!r} is not a training step; expected a whole number such as 1") from None
 
 
 def checked(rollout: object) -> Rollout | Document:
@@ -38,8 +38,8 @@ def checked(rollout: object) -> Rollout | Document:
     if isinstance(rollout, Rollout):
         return _of_object(rollout)
     if not isinstance(rollout, Mapping):
-        right = "right would be a mapping such as {'prompt': …, 'completion': …}, or a Rollout"
-        raise TypeError(f"{_short(rollout)} is no rollout; {right}")
+        right = "expected a mapping such as {'prompt': …, 'completion': …}, or a Rollout"
+        raise TypeError(f"{_short(rollout)} is not a rollout; {right}")
     found = {str(key): value for key, value in rollout.items()}
     for key, value in found.items():
         if key in _NUMBERS or (key in GENERIC.keys["components"] and isinstance(value, Mapping)):
@@ -107,13 +107,13 @@ def _number(key: str, value: Any) -> float | None:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several elements
-        raise TypeError(f"{key}={_short(value)} is no number; right would be a number, or None") from error
+        raise TypeError(f"{key}={_short(value)} is not a number; expected a number or None") from error
 
 
 def _integer(key: str, value: object) -> int:
     found = None if isinstance(value, str) else _number(key, value)
     if found is None or not found.is_integer():
-        raise TypeError(f"{key}={_short(value)} is no whole number")
+        raise TypeError(f"{key}={_short(value)} is not a whole number")
     return int(found)
 
 

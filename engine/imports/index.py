@@ -266,7 +266,7 @@ class Indexer(AbstractContextManager["Indexer"]):
             "WHERE NOT EXISTS (SELECT 1 FROM cards JOIN rows ON rows.n = cards.n "
             "WHERE cards.id = named.id AND turns IS NOT NULL) GROUP BY path ORDER BY path"
         ).fetchall()
-        entries = [(path, f"it names {n:,} rollout{'s' * (n > 1)} that no readable file holds") for path, n in found]
+        entries = [(path, f"it names {n:,} rollout{'s' * (n > 1)} that no readable file contains") for path, n in found]
         self.store.begin()
         self.store.set_meta("missing", json.dumps(entries))
         self.store.set_meta("looked_for", last_n)
@@ -284,7 +284,7 @@ class Indexer(AbstractContextManager["Indexer"]):
         for path in [path for path in files if clean(path) != path]:
             files.remove(path)
             self.tables.unskip(clean(path))
-            self.tables.skip(clean(path), None, "its name, or that of a folder, is no UTF-8; rename it")
+            self.tables.skip(clean(path), None, "its name, or that of a folder, is not UTF-8; rename it")
         present = set(files)
         for path in [p for p in known if p not in present]:
             sealed = f"{path}.zst"  # a finished chunk was compressed; offsets in its text stay valid
@@ -306,7 +306,7 @@ class Indexer(AbstractContextManager["Indexer"]):
             except OSError as error:
                 if os.path.islink(path):
                     self.tables.unskip(path)
-                    self.tables.skip(path, None, f"the link leads to no file ({error.strerror})")
+                    self.tables.skip(path, None, f"the link points to no file ({error.strerror})")
                 continue
             if path not in known:
                 self._add_source(path, size, changed)

@@ -72,9 +72,9 @@ def _nothing_found(dump: Path, summary: dict[str, Any], torn: str | None) -> str
     if not summary["files"]:
         runs = next(dump.glob(f"**/{RUN_FILE}"), None)
         hint = f" of other frameworks: to see its runs, write grpo-tui --runs-dir {quote(str(dump))}" if runs else ""
-        return f"{dump} holds no files{hint}"
+        return f"{dump} contains no files{hint}"
     if torn is not None:
-        return f"nothing in {dump} can be opened: the last line of {torn} is no JSON, or is still being written"
+        return f"nothing in {dump} can be opened: the last line of {torn} is not JSON, or is still being written"
     if known := [name for name in summary["formats"] if name != UNKNOWN]:
-        return f"{dump} was recognised as {', '.join(known)}, but there is no rollout in it"
-    return f"nothing in {dump} is a rollout in a format that is known: see docs/importing.md, or name keys with --map"
+        return f"{dump} was recognised as {', '.join(known)}, but contains no rollout"
+    return f"nothing in {dump} is a rollout in a known format: see docs/importing.md, or name keys with --map"

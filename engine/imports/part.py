@@ -144,7 +144,7 @@ class FilePart:
         self.words += Counter(words=words, reached=reached)
         if silent and is_low(words, reached, 0.5):
             reason = f"{reader.name}: {reached / words:.0%} of its text reached a message, none of it the policy's: "
-            self.problems.append((found.line, f"{reason}the shape of its messages is not known"))
+            self.problems.append((found.line, f"{reason}its message format is unknown"))
 
     def _drop(self, rows: int) -> None:
         del self.rows[rows:], self.places[rows:]

@@ -104,7 +104,7 @@ class Rollout:
             elif not isinstance(value, Sequence) or (value and not isinstance(value[0], Message | Mapping)):
                 wrong = type(value[0] if isinstance(value, Sequence) else value).__name__
                 right = 'a text, or messages such as [Message("user", "What is 5 + 1?")]'
-                raise TypeError(f"{name} of a Rollout holds a {wrong}; right would be {right}")
+                raise TypeError(f"{name} of a Rollout contains a {wrong}; expected {right}")
         for name in ("id", "group", "prompt_id", "answer", "expected", "error"):
             if not isinstance(value := getattr(self, name), str | None):
                 object.__setattr__(self, name, text(value))

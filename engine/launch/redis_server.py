@@ -39,7 +39,7 @@ def queue_url(online: OnlineConfig) -> str:
         return online.queue
     url = os.environ.get(online.queue_env, "")
     if urlsplit(url).scheme not in SCHEMES:
-        problem = "holds no URL of a Redis server" if url else "is not set"
+        problem = "contains no Redis URL" if url else "is not set"
         raise ValueError(f"online.queue_env names the environment variable {online.queue_env}, which {problem}")
     return url
 
@@ -65,7 +65,7 @@ def connect(url: str, timeout_s: float = TIMEOUT_S) -> Any:
             client_name="grpo-tui",
         )
     except (ValueError, TypeError):
-        raise ValueError(f"{address(url)} is not as redis://[USER:PASSWORD@]HOST:PORT/NUMBER") from None
+        raise ValueError(f"{address(url)} does not match redis://[USER:PASSWORD@]HOST:PORT/NUMBER") from None
 
 
 def in_words(url: str, error: Exception) -> str:
@@ -81,7 +81,7 @@ def in_words(url: str, error: Exception) -> str:
     if isinstance(error, redis.NoPermissionError):
         return f"{server} does not allow this user the commands of a queue ({text})."
     if isinstance(error, redis.BusyLoadingError):
-        return f"{server} is starting: it still loads its data."
+        return f"{server} is still loading its data."
     if isinstance(error, redis.TimeoutError):
         return f"{server} does not answer."
     if isinstance(error, redis.ConnectionError):
@@ -132,13 +132,13 @@ def _persistence(server: str, append_only: bool, settings: dict[str, str]) -> Fa
     advice = "set appendonly yes there, and appendfsync always"
     if append_only:
         if settings.get("appendfsync", "always") == "always":
-            return Fact("good", f"{server} has every write on its disk before it answers")
+            return Fact("good", f"{server} writes to disk before it answers")
         return Fact(
             "note", f"{server} may lose its last second in a power cut", "appendfsync always there to lose nothing"
         )
     if settings.get("save") == "":
-        return Fact("note", f"{server} keeps nothing on its disk: a restart of it loses waiting tasks", advice)
-    return Fact("note", f"{server} saves its data now and then only: a crash of it loses the last minutes", advice)
+        return Fact("note", f"{server} stores nothing on disk: a restart loses waiting tasks", advice)
+    return Fact("note", f"{server} saves its data only periodically: a crash loses the last minutes", advice)
 
 
 def check_redis(url: str) -> Iterator[Fact]:

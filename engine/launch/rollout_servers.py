@@ -118,7 +118,7 @@ def _adapters(url: str, key: str | None) -> Fact:
         advice = f"{RESTART}: VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve … --enable-lora"
         return Fact("missing", f"server {url} does not load adapters ({problem})", advice)
     except (OSError, ValueError) as problem:
-        return Fact("missing", f"server {url} broke off while it was asked for an adapter ({problem})", RESTART)
+        return Fact("missing", f"server {url} closed the connection when asked for an adapter ({problem})", RESTART)
     return Fact("missing", f"server {url} claims to have loaded adapters that do not exist", RESTART)
 
 
@@ -131,17 +131,17 @@ def _tokens(url: str, base: str, key: str | None) -> Iterator[Fact]:
         raw = float(second["prompt_logprobs"][-1][str(token)]["logprob"])
     except _Refused as problem:
         advice = f"{RESTART}: vllm serve … --enable-scale-out" if problem.code in (403, 404) else RESTART
-        yield Fact("missing", f"server {url} writes no tokens ({problem})", advice)
+        yield Fact("missing", f"server {url} generates no tokens ({problem})", advice)
         return
     except (OSError, ValueError, KeyError, IndexError, TypeError) as problem:
-        yield Fact("missing", f"server {url} gives an answer that cannot be read ({problem})", RESTART)
+        yield Fact("missing", f"server {url} returns an unreadable answer ({problem})", RESTART)
         return
-    yield Fact("good", f"server {url} takes and gives tokens")
+    yield Fact("good", f"server {url} accepts and returns token ids")
     if abs(logprob - raw) < 1e-3:
         advice = f"{RESTART}: vllm serve … --logprobs-mode processed_logprobs"
-        yield Fact("missing", f"server {url} gives log-probs that leave the temperature out", advice)
+        yield Fact("missing", f"server {url} returns log-probs that ignore the temperature", advice)
     else:
-        yield Fact("good", f"server {url} gives log-probs at the temperature that tokens were drawn at")
+        yield Fact("good", f"server {url} returns log-probs at the sampling temperature")
 
 
 def _generate(url: str, model: str, key: str | None, tokens: Sequence[int], temperature: float) -> dict:

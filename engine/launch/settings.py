@@ -57,7 +57,7 @@ def rendered(config: RunConfig) -> tuple[bytes, dict[str, str]]:
     for path, value in _leaves(data):
         if isinstance(value, str) and MASKED in value:
             key = ".".join(map(str, path))
-            raise LaunchError(f"{key} is a secret and not kept with the run: give it again with --set {key}=…")
+            raise LaunchError(f"{key} is a secret and not stored with the run: pass it again with --set {key}=…")
     masked = mask(data)
     secrets = [found for found, shown in zip(_leaves(data), _leaves(masked), strict=True) if shown != found]
     shown = RunConfig.model_validate(masked) if secrets else config

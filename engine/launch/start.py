@@ -62,7 +62,7 @@ def start_run(
     installed.
     """
     if config.mode == "online" and os.name != "posix":
-        raise LaunchError("grpo-tui online needs Linux or macOS: Windows has no locks of the kind that its files need")
+        raise LaunchError("grpo-tui online needs Linux or macOS: Windows lacks the file locks that it needs")
     trainer.require("play" if by_hand else "serving" if config.mode == "online" else "training")
     trainer.check_processes(config.mode, accelerate_config)
     mode = "play" if by_hand else config.mode
@@ -114,7 +114,7 @@ def _exclusive(run_dir: Path) -> Iterator[None]:
 
 def _made(runs_dir: Path, run_id: str | None) -> Path:
     if run_id is not None and not _ID.fullmatch(run_id):
-        raise LaunchError(f"{run_id!r} is no run id: use letters, digits, `.`, `_` and `-`, at most 64")
+        raise LaunchError(f"{run_id!r} is not a valid run id: use letters, digits, `.`, `_` and `-`, at most 64")
     if run_id == "latest":
         raise LaunchError("'latest' means the newest run and cannot be an id: choose another")
     try:
@@ -126,10 +126,10 @@ def _made(runs_dir: Path, run_id: str | None) -> Path:
         if run_id is None:  # another command took this name at the same time
             return _made(runs_dir, None)
         raise LaunchError(
-            f"there is already a run {run_id} in {runs_dir}: choose another id, or go on with it by --resume {run_id}"
+            f"there is already a run {run_id} in {runs_dir}: choose another id, or continue it with --resume {run_id}"
         ) from None
     except OSError as error:
-        raise LaunchError(f"no run can be made in {runs_dir}: {error.strerror or error}") from error
+        raise LaunchError(f"no run can be created in {runs_dir}: {error.strerror or error}") from error
     return run_dir
 
 
@@ -144,11 +144,11 @@ def _prepare_resume(run_dir: Path) -> None:
     if names := wait_until_gone(run_dir, ENDING_SECONDS):
         pid = process_state(run_dir, names[0]).get("pid")
         raise LaunchError(
-            f"the process {names[0]!r} (pid {pid}) of run {info.id} still lives: `grpo-tui stop {info.id}` ends it"
+            f"the process {names[0]!r} (pid {pid}) of run {info.id} is still alive: `grpo-tui stop {info.id}` ends it"
         )
     if problem := damage(run_dir):
         raise LaunchError(
-            f"{problem}; `grpo-tui repair {info.id}` saves what can be read into a new record, then go on with the run"
+            f"{problem}; `grpo-tui repair {info.id}` saves the readable part into a new record, then resume the run"
         )
     for name in process_names(run_dir):
         (run_dir / PROCESSES / f"{name}.json").unlink(missing_ok=True)

@@ -31,7 +31,7 @@ def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> Ru
     """
     run_dir = Path(run.path)
     if run.mode == "recorded" and run.active:
-        raise LaunchError(f"run {run.id} is recorded by a script of its own (pid {run.pid}): stop it where it runs")
+        raise LaunchError(f"run {run.id} is recorded by another script (pid {run.pid}): stop that script")
     if look(run_dir).status in ENDED and not living(run_dir):
         return look(run_dir)
     _mark(run_dir)
@@ -131,7 +131,7 @@ def delete_run(run: RunInfo) -> None:
     for name in process_names(path):  # other processes may outlive a crashed first one
         state = process_state(path, name)
         if state["alive"] and state.get("status") not in ENDED:
-            raise LaunchError(f"the process {name!r} of run {run.id} still lives: stop the run before deleting it")
+            raise LaunchError(f"the process {name!r} of run {run.id} is still alive: stop the run before deleting it")
     hidden = path.with_name(f".deleted-{path.name}")
     try:
         if path.is_symlink():
@@ -147,7 +147,7 @@ def rename_run(run: RunInfo, name: str) -> RunInfo:
     """Give a run a readable name; its id stays. Raises LaunchError for a name that cannot be shown or written."""
     name = " ".join(name.split())
     if len(name) > 100 or not name.isprintable():
-        raise LaunchError("a run's name is at most 100 printable characters on one line")
+        raise LaunchError("a run's name must be at most 100 printable characters on one line")
     path = Path(run.path) / RUN_FILE
     try:
         write_json(path, {**read_json(path), "id": run.id, "name": name})

@@ -49,8 +49,8 @@ def run_process(name: str, life: str | Life, arguments: list[str] | None = None)
     """
     parser = argparse.ArgumentParser(prog=f"the process {name!r} of an online run")
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--resume", action="store_true", help="go on where the run was left")
-    parser.add_argument("--child", action="store_true", help="end when standard input ends")
+    parser.add_argument("--resume", action="store_true", help="resume the run")
+    parser.add_argument("--child", action="store_true", help="exit when standard input ends")
     args = parser.parse_args(arguments)
     if args.child:
         end_with_parent()

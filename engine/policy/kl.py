@@ -172,7 +172,7 @@ class BetaController:
             reason = f"×{factor:g}: mean KL {mean:.4g} is above {target:g} + {tolerance:g}, the policy moves too fast"
         elif mean < target - tolerance and not self.leaving:
             new = self._clamped(self.beta / factor)
-            reason = f"÷{factor:g}: mean KL {mean:.4g} is below {target:g} − {tolerance:g}, the updates are too timid"
+            reason = f"÷{factor:g}: mean KL {mean:.4g} is below {target:g} − {tolerance:g}, the updates are too small"
         else:
             return None
         if new == self.beta:  # already at the clamp

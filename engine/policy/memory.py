@@ -177,11 +177,11 @@ def told(config: RunConfig) -> Iterator[str]:
         shape = shape_of(AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False))
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ModelLoadError(f"the config of {config.model.base} cannot be had: {reason}") from error
+        raise ModelLoadError(f"the config of {config.model.base} cannot be loaded: {reason}") from error
     found = need(shape, config)
     for name, bytes_ in found.both.items():
         yield f"{bytes_ / GIB:8.1f} GiB  {name}"
-    for phase, parts in (("while rollouts are made", found.acting), ("in a backward pass", found.training)):
+    for phase, parts in (("while generating rollouts", found.acting), ("in a backward pass", found.training)):
         for name, bytes_ in parts.items():
             yield f"{bytes_ / GIB:8.1f} GiB  {phase}: {name}"
     total = found.peak + OVERHEAD

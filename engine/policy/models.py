@@ -240,7 +240,7 @@ def _with_adapters(base: PreTrainedModel, adapters: str, trainable: bool) -> Pef
 def _check(folder: Path) -> None:
     """Raise ModelLoadError if a folder does not match its `checksums.json`."""
     if (folder / CHECKSUMS).is_file() and (damage := find_damage(folder)) is not None:
-        raise ModelLoadError(f"{folder} is damaged: {damage}; the last checkpoint of its run has the weights, too")
+        raise ModelLoadError(f"{folder} is damaged: {damage}; the last checkpoint of its run also has the weights")
 
 
 def _adapter_folder(adapters: str) -> Path:
@@ -254,7 +254,7 @@ def _adapter_folder(adapters: str) -> Path:
         )
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         if not (folder / name).is_file():
-            raise ModelLoadError(f"{adapters} holds no adapters that can be loaded: {name} is missing there")
+            raise ModelLoadError(f"{adapters} contains no loadable adapters: {name} is missing")
     try:
         json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     except ValueError as error:

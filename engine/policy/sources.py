@@ -28,7 +28,9 @@ def base_source(config: ModelConfig) -> tuple[str, str | None]:
     if not name.strip():
         raise ModelLoadError("model.base is empty: name a hub id, a folder, or builtin:tiny")
     if "://" in name:
-        raise ModelLoadError(f"model.base is {name}: name the hub id of a model, such as Qwen/Qwen3-0.6B, no address")
+        raise ModelLoadError(
+            f"model.base is {name}: name the hub id of a model, such as Qwen/Qwen3-0.6B, not an address"
+        )
     if name.startswith("builtin:"):
         return str(builtin(name, BUILTIN_MODELS, "model")), None
     folder = Path(name).expanduser()
@@ -36,7 +38,7 @@ def base_source(config: ModelConfig) -> tuple[str, str | None]:
         if not (folder / "config.json").is_file():
             adapters = (folder / "adapter_config.json").is_file()
             hint = "; these are adapters: name them in model.sft_adapters" if adapters else ""
-            raise ModelLoadError(f"the folder {name} holds no model: config.json is missing there{hint}")
+            raise ModelLoadError(f"the folder {name} contains no model: config.json is missing{hint}")
         return str(folder), None
     if folder.is_file():
         raise ModelLoadError(f"model.base is the file {name}: name the folder of a model, or a hub id")
@@ -75,8 +77,8 @@ def foreign_template(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) ->
     if not lost:
         return ""
     return (
-        "the model was taught another chat template: leave out model.chat_template, or check that the model knows it. "
-        f"Prompts lack {', '.join(sorted(lost))}, with which its own template marks turns."
+        "the model was trained with another chat template: remove model.chat_template, or check that the model knows "
+        f"it. Prompts lack {', '.join(sorted(lost))}, which mark turns in its own template."
     )
 
 
@@ -135,9 +137,9 @@ def explain(base: str, error: Exception, what: str = "model") -> str:
     if (pointer := _pointer(Path(base).expanduser())) is not None:
         reason = f"{pointer} is only a pointer of Git LFS; `git lfs pull` in that folder fetches the file"
     elif "custom code" in reason:
-        reason = "it needs code of its own repository, and none is run"
+        reason = "it needs code from its repository, which grpo-tui never runs"
     elif "ignore_mismatched_sizes" in reason:
-        reason = "its weights have other shapes than its config.json gives them"
+        reason = "the shapes of its weights differ from its config.json"
     return f"the {what} {base} cannot be loaded: {reason}"
 
 

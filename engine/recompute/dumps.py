@@ -131,7 +131,7 @@ def recompute_dump(reader: RunReader, declared: str = "") -> Report:
         report.given["advantages"] = (
             "no group has rewards and advantages of two rollouts" if rewards_known else "rewards are not recorded"
         )
-    report.given["loss, KL, ratios and clip shares"] = "the rollouts do not hold what entered the loss"
+    report.given["loss, KL, ratios and clip shares"] = "the rollouts lack the inputs of the loss"
     return report
 
 

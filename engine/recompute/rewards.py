@@ -160,7 +160,7 @@ class Rewards:
         assert item.record.breakdown is not None
         used = item.record.breakdown.normalized_by.get(name)
         if used is None:
-            self.report.given[f"normalised {name}"] = "the record does not hold the statistics"
+            self.report.given[f"normalised {name}"] = "the record lacks the statistics"
             return None
         mode = self.config.normalization_of(name)
         self.report.same(item.place, f"how {name} is normalised", used.mode, mode)

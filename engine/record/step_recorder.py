@@ -142,7 +142,7 @@ class StepRecorder:
         except Exception:
             if what not in self._failed:
                 self._failed.add(what)
-                logger.exception("the record could not take %s; training continues", what)
+                logger.exception("%s could not be recorded; training continues", what)
 
 
 def record_vocabulary(writer: RecordWriter, tokenizer: PreTrainedTokenizerBase) -> None:

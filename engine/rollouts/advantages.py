@@ -28,13 +28,13 @@ def advantage_method(name: str, among: Among = "peers") -> AdvantageMethod:
     if name in METHODS:
         return packaged_method(name, among)
     if "." not in name:
-        raise AdvantageError(f'there are no advantages "{name}": {", ".join(METHODS)}, or file.py:Class')
+        raise AdvantageError(f'unknown training.advantages "{name}": use {", ".join(METHODS)}, or file.py:Class')
     try:
         found = find_class(name)
     except UserCodeError as problem:
         raise AdvantageError(f"training.advantages: {problem}") from problem
     if not issubclass(found, AdvantageMethod):
-        raise AdvantageError(f"training.advantages: {name} is no subclass of AdvantageMethod")
+        raise AdvantageError(f"training.advantages: {name} is not a subclass of AdvantageMethod")
     return found()
 
 

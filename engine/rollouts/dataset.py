@@ -100,7 +100,7 @@ def check_rows(
             outcome = guarded_map(env.reset, [row.task_data], timeout_s=limit, workers=1)[0]
             if outcome.error is not None:
                 raise DataError(
-                    f"{where}: {row.env_class_path} cannot begin this task_data ({outcome.error}); it has the keys "
+                    f"{where}: {row.env_class_path} cannot start this task_data ({outcome.error}); it has the keys "
                     f"{', '.join(map(str, row.task_data)) or 'none'}"
                 )
         rows.append(row)

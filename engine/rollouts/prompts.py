@@ -87,7 +87,7 @@ def fitting(
             kept.append(row)
         elif on_long == "stop":
             raise DataError(
-                f"{_where(row)}: the prompt has {tokens} tokens, and a prompt with its answer may have {limit} "
+                f"{_where(row)}: the prompt has {tokens} tokens, but a prompt with its answer may have at most {limit} "
                 "(training.max_trajectory_tokens): raise that, or leave such rows out with data.long_prompts: drop"
             )
     if rows and not kept:
@@ -121,8 +121,8 @@ def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], ag
         env = environment(row)
         if getattr(env, "needs_vision", False) and not agent.sees:
             raise DataError(
-                f"{row.env_class_path} asks about pictures that it shows, and model.base takes no images: name a model "
-                "that does, such as builtin:tiny-vl"
+                f"{row.env_class_path} asks about images, but model.base does not support images: name a model that "
+                "does, such as builtin:tiny-vl"
             )
         if not agent.sees or not isinstance(env, MultiTurnEnv):
             return
@@ -141,8 +141,8 @@ def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], ag
             seen = sum(image.tokens for image in encoded.images)
             raise DataError(
                 f"task {number}: its prompt has {len(encoded.ids)} tokens, {seen} of them for {len(encoded.images)} "
-                f"images; with its answer it may have {limit} (training.max_trajectory_tokens): raise that, or have "
-                "pictures scaled down with model.max_pixels"
+                f"images; with its answer it may have at most {limit} (training.max_trajectory_tokens): raise that, or "
+                "scale images down with model.max_pixels"
             )
     if refused and not begins:
         number, problem = next(iter(refused.items()))

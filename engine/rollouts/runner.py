@@ -241,8 +241,7 @@ class _Trial:
         accepted = _accepted(type(self.env))
         if "fresh" in arguments and "fresh" not in accepted:
             raise TrialError(
-                f"{self.rows[0].env_class_path} has a run_trial of its own, which cannot branch "
-                "(training.advantages: tree)"
+                f"{self.rows[0].env_class_path} has its own run_trial, which cannot branch (training.advantages: tree)"
             )
         result = self.env.run_trial(
             task_data_list=[row.task_data for row in self.rows],

@@ -104,7 +104,8 @@ class ServerEvidence:
             odd = mean > self.rounding and FAR * others < self.rounding
             if odd or mean > max(self.max_mismatch, FAR * others):
                 found[server] = (
-                    f"its log-probs differ from the trainer's by {mean:.2g} nats a token, the best's by {others:.2g}"
+                    f"its log-probs differ from the trainer's by {mean:.2g} nats per token, the best server's by "
+                    f"{others:.2g}"
                 )
         return found
 
@@ -116,9 +117,7 @@ class ServerEvidence:
             evidence.add(differences, np.zeros(1), float(log_e))
             bias = evidence.means[0]
             if evidence.log > -math.log(ALPHA) and sign * bias > allowed:
-                return {
-                    server: f"the log-probs that it reports are {-bias:+.2g} nats a token from those of the trainer"
-                }
+                return {server: f"its reported log-probs are {-bias:+.2g} nats per token from those of the trainer"}
         return {}
 
     def _test(self, prompts: Mapping[str, Sequence[Numbers]], server: str, name: str, sign: int) -> str:
@@ -131,13 +130,16 @@ class ServerEvidence:
             return ""
         mean, usual = evidence.means
         if name == "apart" and mean > TIMES_APART * usual and mean - usual > self.max_mismatch / 100:
-            return f"its log-probs differ from the trainer's by {mean:.2g} nats a token, those of others by {usual:.2g}"
+            return (
+                f"its log-probs differ from the trainer's by {mean:.2g} nats per token, those of others by {usual:.2g}"
+            )
         if name == "bias" and abs(mean - usual) > self.max_mismatch / 4:
             return (
-                f"its log-probs are {mean - usual:+.2g} nats a token from the trainer's, compared with those of others"
+                f"its log-probs are {mean - usual:+.2g} nats per token from the trainer's, compared with those of "
+                "others"
             )
         if name == "length" and mean < SHORTER * usual:
-            return f"its first turns have {mean:.0f} tokens in the mean, those of others {usual:.0f}"
+            return f"its first turns have {mean:.0f} tokens on average, those of others {usual:.0f}"
         return ""
 
     def _subset(self, values: Sequence[float]) -> np.ndarray:

@@ -103,7 +103,7 @@ def read_table(config: DataConfig, source: str, split: str) -> SourceTable:
     path = Path(source).expanduser()
     if path.is_dir() and not any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):
         raise DataError(
-            f"the folder {source} is no saved dataset (`Dataset.save_to_disk`): name a file in it, ending in "
+            f"the folder {source} is not a saved dataset (`Dataset.save_to_disk`): name a file in it, ending in "
             f"{', '.join(FILES)}"
         )
     if path.exists() and path.is_file() and path.suffix not in FILES:
@@ -148,12 +148,12 @@ def _check_plain(config: DataConfig, source: str, split: str) -> None:
     dataset, name and revision belong to it, so a file in `data.eval_source` may have them."""
     if split != TRAIN:
         raise DataError(
-            f"{source} has no splits, and {split} is asked of it: leave data.split and data.eval_split out (a tenth of "
-            "the rows is held out), or name a file of its own in data.eval_source"
+            f"{source} has no splits, but {split} is requested: leave data.split and data.eval_split out (a tenth of "
+            "the rows is held out), or name a separate file in data.eval_source"
         )
     for key in ("name", "revision"):
         if getattr(config, key) is not None and source == config.source:
-            raise DataError(f"data.{key} is for datasets of the hub, and {source} is none: leave it out")
+            raise DataError(f"data.{key} is only for hub datasets, and {source} is not one: leave it out")
 
 
 class TaskMaker:
@@ -167,7 +167,7 @@ class TaskMaker:
             for name in _fields(self.template):
                 if name not in self.columns:
                     raise DataError(
-                        f"data.prompt_template names {{{name}}}, but {has}; write {{{{{name}}}}} for braces that stay"
+                        f"data.prompt_template names {{{name}}}, but {has}; write {{{{{name}}}}} for literal braces"
                     )
             if not _fields(self.template):
                 raise DataError(f"data.prompt_template names no column, so all prompts would be equal; {has}")
@@ -185,9 +185,9 @@ class TaskMaker:
         only = self.columns[0] if len(self.columns) == 1 else ""
         separator = next((name for mark, name in ((";", "semicolons"), ("\t", "tabs")) if mark in only), None)
         if separator is not None:
-            return f"its cells are separated by {separator}, and commas are read"
+            return f"its cells are separated by {separator}, not by commas"
         if only and self.source.endswith(".json"):
-            return f"name it in data.prompt, or, where its rows stand in {only}, write the list of them alone"
+            return f"name it in data.prompt, or, if its rows are in {only}, write only that list"
         return "name it in data.prompt"
 
     def task(self, row: Mapping[str, object], number: int) -> Task:
@@ -200,7 +200,7 @@ class TaskMaker:
         plain = form == "text" or (form == "auto" and as_it_is and self.prompt == "prompt")
         if self.config.system_prompt is not None:
             if messages[0]["role"] == "system":
-                raise DataError(f"{where}: the prompt has a system message already; leave data.system_prompt out")
+                raise DataError(f"{where}: the prompt already has a system message; leave data.system_prompt out")
             messages = [{"role": "system", "content": self.config.system_prompt}, *messages]
         task: Task = {
             "messages": messages,
@@ -303,7 +303,7 @@ def _plain(value: Any, where: str, column: str) -> object:
         return [_plain(v, where, column) for v in value]
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise DataError(f"{where}: the column {column} holds {_kind(value)}, which is neither text nor numbers; drop it")
+    raise DataError(f"{where}: the column {column} contains {_kind(value)}, which is neither text nor numbers; drop it")
 
 
 def _kind(value: object) -> str:
@@ -327,10 +327,10 @@ def _explain(source: str, path: Path, problem: Exception) -> str:
     if path.is_dir():
         return f"{source} cannot be read as a saved dataset: {reason}"
     if "Config name is missing" in reason or "BuilderConfig" in reason:
-        return f"the dataset {source} needs data.name, the configuration of it: {reason}"
+        return f"the dataset {source} needs data.name, its configuration: {reason}"
     return (
-        f"the dataset {source} cannot be had from the hub, and there is no file of this name here ({reason}); check "
-        "its name and the network, or name a file"
+        f"the dataset {source} is not available from the hub, and there is no such file ({reason}); check its name and "
+        "the network, or name a file"
     )
 
 
@@ -406,7 +406,7 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)} stands there twice")
+        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)} occurs twice")
     return mapping
 
 

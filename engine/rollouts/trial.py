@@ -109,7 +109,7 @@ def _checked(result: Mapping[str, object], rows: int, reason: str) -> dict[str, 
             continue
         array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
         if array.ndim != 2 or array.shape[0] != rows:
-            raise TrialError(f"run_trial: {key} has shape {list(array.shape)}; right would be [{rows}, T] ({reason})")
+            raise TrialError(f"run_trial: {key} has shape {list(array.shape)}; expected [{rows}, T] ({reason})")
         arrays[key] = array
     shapes = {a.shape for a in arrays.values()}
     if len(shapes) != 1:

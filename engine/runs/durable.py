@@ -206,9 +206,9 @@ def find_damage(folder: Path) -> str | None:
         except OSError as problem:
             return f"{name} cannot be read ({problem.strerror})"
         if found["bytes"] != length:
-            return f"{name} has {found['bytes']} bytes and was written with {length}"
+            return f"{name} has {found['bytes']} bytes, but {length} were written"
         if found["sha256"] != digest:
-            return f"{name} is not as it was written"
+            return f"{name} has changed since it was written"
     return None
 
 

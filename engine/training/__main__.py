@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run RUN_DIR/config.yaml. Returns 0 if finished or stopped, 1 after one sentence on standard error."""
     parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.training", description=__doc__)
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
+    parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint")
     args = parser.parse_args(arguments)
     return run(args.run_dir, resume=args.resume)
 

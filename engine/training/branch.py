@@ -113,7 +113,7 @@ def _task(record: TrajectoryRecord, rows: Sequence[Row], runner: RolloutRunner) 
     if not found:
         raise EvaluationError(
             f"the task of rollout {original.id} is not among the {len(rows)} {record.split} tasks that the run's "
-            "environment and data give now, so it cannot be replayed"
+            "environment and data now provide, so it cannot be replayed"
         )
     for row in found[1:] and found:  # environments with other options phrase the same task differently
         env = runner.environment(row)
@@ -202,7 +202,7 @@ class Continuations:
         """Score and record the rollouts not yet recorded. whole: how many recorded turns they repeat."""
         new = [r for r in rollouts if (side, r.index + 1) not in self.done]
         if any(r.trajectory is None for r in new):
-            raise EvaluationError(f"{self.row.env_class_path} gives no trajectories: its rollouts cannot be replayed")
+            raise EvaluationError(f"{self.row.env_class_path} returns no trajectories: its rollouts cannot be replayed")
         if not new:
             return
         if self.judge is not None:
@@ -220,7 +220,7 @@ class Continuations:
         if found is not None and not self.told:
             turn, recorded, now = found
             where = f"the observation of turn {turn}" if turn else "the prompt"
-            message = f"the environment does not repeat itself: {where} differs from the record"
+            message = f"the environment is not deterministic: {where} differs from the record"
             self.recorder.event("phase", message, name=REPLAY, turn=turn, recorded=recorded, now=now)
             self.told = True
         marks = {SIDE: side, PLACE: rollout.index + 1} | ({} if found is None else {DIFFERS: found[0]})

@@ -83,18 +83,18 @@ def find_start(run_dir: Path) -> Start:
     damage = "; ".join(f"{d.path.name} is damaged ({d.why})" for d in damaged)
     if found is None:
         if damaged or recorded:
-            kept = f"its {recorded} recorded steps stay as they are" if recorded else "there is nothing to go on with"
+            kept = f"its {recorded} recorded steps are unchanged" if recorded else "there is nothing to resume"
             raise CheckpointError(
-                f"run {run_dir.name} has no whole checkpoint{f': {damage}' if damage else ''}; {kept}. Start a new run "
-                f"with its configuration: grpo-tui train {run_dir / 'config.yaml'}"
+                f"run {run_dir.name} has no complete checkpoint{f': {damage}' if damage else ''}; {kept}. Start a new "
+                f"run with its configuration: grpo-tui train {run_dir / 'config.yaml'}"
             )
         return Start(record_from=0 if evaluated else -1)
     step, path = found
     note = f"{damage}; " if damage else ""
-    note += f"going on from {path.name}"
+    note += f"resuming from {path.name}"
     newest = max([recorded, *(int(d.path.name.removeprefix(PREFIX)) for d in damaged)])
     if newest > step:
-        note += f"; the {newest - step} steps made after it are made again"
+        note += f"; the {newest - step} steps after it are repeated"
     elif recorded < step:
         note += f"; steps {recorded + 1} to {step} are missing in the record"
     return Start(step, path, step if step or evaluated else -1, tuple(damaged), note)

@@ -60,7 +60,7 @@ def always(route: str) -> RouteChoice:
 
     def choose(task: Mapping[str, object], routes: Sequence[str], rng: random.Random) -> str:
         if route not in routes:
-            known = ", ".join(routes) or "no demonstrations at all (give sft.data)"
+            known = ", ".join(routes) or "no demonstrations (set sft.data)"
             raise DemonstrationError(f"the environment shows no route {route!r} for a task; it has {known}")
         return route
 
@@ -86,11 +86,11 @@ def play_demonstrations(
     DemonstrationError if none is left, or if the environment has no demonstrations.
     """
     if not isinstance(env, MultiTurnEnv):
-        raise DemonstrationError(f"{type(env).__name__} cannot play demonstrations: it is no MultiTurnEnv")
+        raise DemonstrationError(f"{type(env).__name__} cannot play demonstrations: it is not a MultiTurnEnv")
     choose = choose or always("right")
     rng = random.Random(seed)
     found: list[Demonstration] = []
-    reason = "it shows none"
+    reason = "it has none"
     for start in range(0, len(tasks), BATCH):
         part = tasks[start : start + BATCH]
         try:
@@ -113,7 +113,7 @@ def play_demonstrations(
             else:
                 found.append(Demonstration(tokens, trajectory, tuple(one.image for one in shown)))
     if not found:
-        raise DemonstrationError(f"{type(env).__name__} gave no demonstration that can be learned: {reason}")
+        raise DemonstrationError(f"{type(env).__name__} provides no usable demonstration: {reason}")
     return found
 
 
@@ -151,7 +151,7 @@ def read_conversations(
         if max_tokens is None or len(shown.tokens) <= max_tokens:
             found.append(shown)
     if not found:
-        raise DemonstrationError(f"{path} holds no conversation of at most {max_tokens} tokens{reason}")
+        raise DemonstrationError(f"{path} contains no conversation of at most {max_tokens} tokens{reason}")
     return found
 
 
@@ -173,7 +173,7 @@ def _conversation(
         raise DemonstrationError(f"{where}: {right}") from error
     contents = [_content(role, content, where) for role, content in zip(roles, raw, strict=True)]
     if vision is None and pictures_of([{"content": content} for content in contents]):
-        raise DemonstrationError(f"{where}: it shows a picture, and model.base takes no images")
+        raise DemonstrationError(f"{where}: it shows an image, but model.base takes no images")
     if "assistant" not in roles or roles[0] == "assistant":
         raise DemonstrationError(f"{where}: a conversation must begin with a user's message and have an assistant's")
     first = roles.index("assistant")
@@ -183,8 +183,8 @@ def _conversation(
     for number, role in enumerate(roles, 1):
         if role not in ("user", "assistant", *(("system",) if number <= first else ())):
             raise DemonstrationError(
-                f"{where}: message {number} has the role {role!r}; the opening has the roles system and user, and what "
-                "answers the assistant has the role user, in which the observations of environments arrive"
+                f"{where}: message {number} has the role {role!r}; the opening has the roles system and user, and "
+                "replies to the assistant have the role user, like observations of environments"
             )
     prompt = [
         Message(role=role, content=content) for role, content in zip(roles[:first], contents[:first], strict=True)

@@ -117,8 +117,8 @@ def check_unchanged(kl: float, half: bool) -> None:
     if not kl <= LIMIT:
         fix = "Rounding in half precision adds to it: try model.compute: float32. " if half else ""
         raise ChangedPolicyError(
-            f"the log-probs of the loss are not those of the policy that acted: before the first update their KL is "
-            f"{kl:.2g} nats a token, and {LIMIT:g} is allowed. {fix}An environment that gives log-probs must give "
-            "those of this policy. Otherwise the model computes something else in training than in rollouts: report "
+            f"the loss and the rollouts have different log-probs: before the first update their KL is {kl:.2g} nats "
+            f"per token, and at most {LIMIT:g} is allowed. {fix}An environment that returns log-probs must return "
+            "those of this policy. Otherwise the model computes different values in training and in rollouts: report "
             "it with its config.json"
         )

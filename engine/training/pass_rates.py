@@ -47,7 +47,7 @@ def draw_by_difficulty(
             questions = (_question_of(environments[row.key], row, trainer.agent) for row in rows)
             outcomes = outcomes_of_dump(folder, dict(zip(ids, questions, strict=True)))
         known = difficulty.begin(run, outcomes)
-        recorder.event("phase", f"began with the pass rates of {run}, which has {known:.0%} of the prompts")
+        recorder.event("phase", f"started with the pass rates of {run}, which has {known:.0%} of the prompts")
     trainer.pipeline.difficulty = difficulty
     trainer.state_parts.append(StatePart(difficulty.save, difficulty.load))
 
@@ -57,7 +57,7 @@ def recorded_outcomes(run: Path) -> list[list[Outcome]]:
     with RunReader(run) as reader:
         found = [r for r in _rows(reader, "split:train") if r.correct is not None and r.stop_reason not in FAILED]
     if not found:
-        raise PassRatesError(f"data.pass_rates: {run} has no rollouts that are known to be right or wrong")
+        raise PassRatesError(f"data.pass_rates: {run} has no rollouts with a known verdict")
     return [[(r.prompt_id, r.correct is True) for r in rows] for _, rows in groupby(found, lambda r: r.step)]
 
 

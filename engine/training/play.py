@@ -187,7 +187,7 @@ class PlayedRun:
             self._shown_tools = tuple(environment.offered())
         rollout = self.runner.run([row], first=number, seed=self._seed, step=0)[0]
         if rollout.trajectory is None:
-            self._tell("problem", message="this environment gives no trajectory, so nothing can be shown or recorded")
+            self._tell("problem", message="this environment returns no trajectory, so nothing can be shown or recorded")
             return
         extra = {**rollout.trajectory.extra, "by_hand": True}
         trajectory = replace(rollout.trajectory, agent=BY_HAND, extra=extra)
@@ -248,7 +248,7 @@ class PlayedRun:
                 self._show_model(self._scored(rollout, update=False), over=True)
                 return
         except Diverged:
-            self._tell("problem", message="The environment does not repeat its answers: the model plays one turn.")
+            self._tell("problem", message="The environment is not deterministic: the model plays only one turn.")
             self._model_text = self._model_turn(self.person)
         except Exception as problem:  # any error of the model or the copy: the person plays on
             self._tell("problem", message=one_sentence(problem))

@@ -123,7 +123,7 @@ def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
     tasks = load_tasks(config.data, "train", config.environment.eval_tasks)
     held_out = load_tasks(config.data, "eval", config.environment.eval_tasks)
     if holds_tasks(config.data.source):
-        yield f"{config.data.source}: {len(tasks)} tasks of environments to train on, {len(held_out)} to evaluate on"
+        yield f"{config.data.source}: {len(tasks)} environment tasks to train on, {len(held_out)} to evaluate on"
         yield from (json.dumps(task, ensure_ascii=False) for task in tasks[:rows])
         return
     names = list(tasks[0]["columns"]) if tasks else []

@@ -115,8 +115,8 @@ class Processes:
         blind = [f"process {number} on {host}" for number, (host, sees) in enumerate(seen) if not sees]
         if blind:
             raise UnsupportedProcessesError(
-                f"{', '.join(blind)} cannot see what the first process wrote into {folder}; checkpoints are written by "
-                "all of them, so the folder of runs must be one that every machine sees"
+                f"{', '.join(blind)} cannot see what the first process wrote into {folder}; all processes write "
+                "checkpoints, so every machine must see the folder of runs"
             )
 
     def share(self, values: Sequence[T], size: int) -> list[T]:

@@ -115,7 +115,7 @@ class Resumable(Trainer):
         if self.on_save_failed is not None:
             kept = self.last_checkpoint.name if self.last_checkpoint is not None else "there is none before it"
             self.on_save_failed(
-                f"the checkpoint of step {step} could not be saved ({problem}); training goes on, and the last one "
+                f"the checkpoint of step {step} could not be saved ({problem}); training continues, and the last one "
                 f"is {kept}"
             )
 

@@ -122,7 +122,7 @@ def save_result(
             _link(link, folder.name)
             message += f"; {link} is a link to them"
         except OSError as problem:
-            message += f"; {link} stays as it is ({problem.strerror or problem})"
+            message += f"; {link} is unchanged ({problem.strerror or problem})"
     recorder.event("checkpoint", message, step=step, path=str(folder))
     return True
 
@@ -152,10 +152,8 @@ def when_there_is_room(
         except (OSError, SafetensorError) as problem:
             logger.exception("saving to %s", where)
             if not reported:
-                recorder.event(
-                    "record", f"{where} cannot be written ({problem}); the run waits and tries again until it can be"
-                )
-                recorder.writer.progress("waiting for room on the disk")
+                recorder.event("record", f"{where} cannot be written ({problem}); the run waits and retries")
+                recorder.writer.progress("waiting for disk space")
                 reported = True
         for _ in range(ROOM_SECONDS):
             time.sleep(1.0)

@@ -123,9 +123,9 @@ class ServerRollouts:
         gaps = mismatch([sampled[i] for i in fresh], [present[i] for i in fresh])
         if len(gaps) and gaps.mean() > self.options.max_mismatch:
             raise MismatchError(
-                f"the log-probs of the servers differ from the trainer's by {gaps.mean():.2g} nats a token in the "
-                f"mean, and rollouts.max_mismatch allows {self.options.max_mismatch:g}: serve the model in the "
-                "precision of model.compute, and ask `grpo-tui doctor --server URL` what it lacks"
+                f"the log-probs of the servers differ from the trainer's by {gaps.mean():.2g} nats per token on "
+                f"average, and rollouts.max_mismatch allows {self.options.max_mismatch:g}: serve the model in the "
+                "precision of model.compute, and run `grpo-tui doctor --server URL`"
             )
         self.agent.pool.measured(by_server(sampled, present, step))
         ratios = log_ratios(sampled, present)

@@ -67,8 +67,8 @@ def check_attributes(trainer: GRPOTrainer) -> None:
 
 def _message(hook: str) -> str:
     return (
-        f"TRL {trl.__version__} has no GRPOTrainer.{hook}, which training needs; install one that was tried, "
-        f"{TRIED}: pip install 'trl>=1.14,<1.17'"
+        f"TRL {trl.__version__} has no GRPOTrainer.{hook}, which training needs; install a tested one, {TRIED}: pip "
+        "install 'trl>=1.14,<1.17'"
     )
 
 

@@ -237,13 +237,16 @@ def test_numbers_of_every_type_are_recorded(tmp_path: Path, value: Any) -> None:
         ({"reward": 1, "rewards": {"style": "good"}}, "rewards"),
         ({"reward": {"style": "good"}}, "style"),
         (Rollout(reward="high"), "reward='high'"),  # type: ignore[arg-type]
-        (5, "5 is no rollout"),
+        (5, "5 is not a rollout"),
     ],
 )
 def test_what_is_no_number_raises_where_it_is_given(tmp_path: Path, given: Any, named: str) -> None:
     with Recorder("mine", runs_dir=tmp_path) as record, pytest.raises(TypeError, match=named):
         record.rollouts(1, [given])
-    with Recorder("mine", runs_dir=tmp_path) as record, pytest.raises(TypeError, match="step=None is no training step"):
+    with (
+        Recorder("mine", runs_dir=tmp_path) as record,
+        pytest.raises(TypeError, match="step=None is not a training step"),
+    ):
         record.rollouts(None, [])  # type: ignore[arg-type]
 
 

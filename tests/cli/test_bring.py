@@ -145,7 +145,7 @@ def test_doctor_says_the_memory_of_a_model_from_its_config(cli: Cli):
 def test_a_model_whose_config_cannot_be_had_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "config.yaml").write_text("model: {base: nobody/nothing}\n")
     assert memory.main([str(tmp_path / "config.yaml")]) == 1
-    assert "the config of nobody/nothing cannot be had" in capsys.readouterr().err
+    assert "the config of nobody/nothing cannot be loaded" in capsys.readouterr().err
 
 
 def test_init_and_online_take_a_name_with_any_character(cli: Cli, folder: Path):

@@ -161,7 +161,7 @@ def test_of_an_environment_that_does_not_repeat_itself_one_turn_is_shown(tmp_pat
     settings = [f"--set=environment.class_path={tmp_path}/dice.py:Dice", "--set=training.max_trajectory_tokens=400"]
     answer = played(tmp_path, "six\n/model\nfive\n/quit\n", *settings, "--run-id", "dice")
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "The environment does not repeat its answers" in answer.stdout
+    assert "The environment is not deterministic" in answer.stdout
     continued = answer.stdout.split("the model's continuation")[1]
     assert continued.startswith("\n─ 2 ─") and "rolled" not in continued
 

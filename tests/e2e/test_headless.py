@@ -101,7 +101,7 @@ def test_training_goes_on_when_the_disk_takes_no_more_and_the_log_says_so_once(t
     text = training.end()
     assert training.process.returncode == 0, text
     assert f"step {STEPS}/{STEPS}" in text
-    assert log.read_text().count("training goes on without its record") == 1
+    assert log.read_text().count("training continues without its record") == 1
     with RunReader(training.run) as reader:
         assert reader.problems == []
         (told,) = reader.events(kinds=("record",))

@@ -107,7 +107,7 @@ def test_rollouts_of_a_server_that_is_killed_come_out_the_same_elsewhere(world: 
     print(f"{len(whole)} rollouts, {written} tokens: the same on the server that is left")
     for mine, theirs in zip(failed_over, whole, strict=True):
         np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)
-    assert any("is out" in said for said in world.told)
+    assert any("is unavailable" in said for said in world.told)
     servers[0].start()
     servers[0].wait()
     deadline = time.monotonic() + 30

@@ -24,8 +24,8 @@ COMMAND = "import sys; from grpo_tui.tui.entry import main; main()"
 @pytest.mark.parametrize(
     ("dump", "damaged", "problem"),
     [
-        ("trl", "unparsed", "no JSON"),
-        ("verl/rollout", "unparsed", "no JSON"),
+        ("trl", "unparsed", "not JSON"),
+        ("verl/rollout", "unparsed", "not JSON"),
         ("verifiers-v1", "error and not unparsed", "rror"),
         ("inspect-ai", "unparsed", "arse"),
     ],

@@ -450,5 +450,5 @@ def _on_screen(app: Any) -> list[Any]:
 
 
 def test_a_rollout_says_at_once_which_messages_are_wrong() -> None:
-    with pytest.raises(TypeError, match=r"prompt of a Rollout holds a int; right would be a text, or messages"):
+    with pytest.raises(TypeError, match=r"prompt of a Rollout contains a int; expected a text, or messages"):
         Rollout(prompt=[3])  # type: ignore[arg-type]

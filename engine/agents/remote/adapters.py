@@ -159,8 +159,8 @@ class AdapterPublisher:
         except (OSError, SafetensorError) as problem:
             reason = getattr(problem, "strerror", None) or problem
             raise AdapterError(
-                f"the adapters of version {step} cannot be written to {self.folder} ({reason}); "
-                "rollouts.adapter_folder says where"
+                f"the adapters of version {step} cannot be written to {self.folder} ({reason}); set "
+                "rollouts.adapter_folder to another folder"
             ) from problem
         adapter = Adapter(name, step, folder, f"{self.served}/{name}", text)
         self.use(adapter)
@@ -316,15 +316,15 @@ class AdapterPublisher:
         mean = float(np.abs(np.asarray(answer.prompt_logprobs) - adapter.probe.logprobs).mean())
         if mean > self.tolerance:
             raise ServerRefusal(
-                f"what the server {client.url} serves as {adapter.name} is another policy, or in another precision: "
-                f"its log-probs differ by {mean:.2g} nats a token from the trainer's, and {self.tolerance:g} are "
-                "allowed (rollouts.probe_tolerance); serve model.base in the precision of model.compute"
+                f"the server {client.url} serves {adapter.name} with other weights or in another precision: its "
+                f"log-probs differ by {mean:.2g} nats per token from the trainer's, and {self.tolerance:g} are allowed "
+                "(rollouts.probe_tolerance); serve model.base in the precision of model.compute"
             )
         token, logprob = answer.token_ids[0], answer.logprobs[0]
         expected = adapter.probe.next_logprobs
         if token >= len(expected) or abs(logprob - float(expected[token])) > max(10 * self.tolerance, 1e-3):
             raise ServerRefusal(
-                f"the log-probs of the server {client.url} are not those at the temperature that its tokens were drawn "
-                "at; start it with --logprobs-mode processed_logprobs"
+                f"the log-probs of the server {client.url} ignore the sampling temperature; start it with "
+                "--logprobs-mode processed_logprobs"
             )
         self.mismatch = mean

@@ -160,7 +160,7 @@ class RemoteAgent(ChatAgent):
     ) -> RemoteSession:
         version = self._own_version.get() or self.publisher.current
         if version is None:
-            raise RuntimeError("no version of the policy was published yet")
+            raise RuntimeError("no policy version has been published yet")
         seeds = seeds_of(seed, len(encoded))
         return RemoteSession(
             self.pool, self.publisher, version, chat, self.config, encoded, num_rollouts, seeds, watched

@@ -147,7 +147,7 @@ class ServerClient:
         except TimeoutError:
             raise ServerTrouble(f"it did not answer within {timeout_s:g} s") from None
         except httpx.InvalidURL as problem:
-            raise ServerRefusal(f"rollouts.servers: {self.url} is no address of a server ({problem})") from problem
+            raise ServerRefusal(f"rollouts.servers: {self.url} is not a server address ({problem})") from problem
         except httpx.HTTPError as problem:
             reason = str(problem) or type(problem).__name__
             raise ServerTrouble(f"it cannot be reached ({reason[:120]})") from None

@@ -36,7 +36,7 @@ from .protocol import (
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-NOT_ASKED = "it was not asked yet"
+NOT_ASKED = "it has not been queried yet"
 PROBE_S = 2.0
 """Seconds between two attempts to readmit a server."""
 FORGIVEN, MOST_DOUBLINGS = 64, 8
@@ -204,7 +204,7 @@ class ServerPool:
         for server in new:
             if not server.up:
                 if any(s.up for s in self.servers):
-                    self._tell(f"rollout server {server.url} is not taken in: {server.why_out}", False)
+                    self._tell(f"rollout server {server.url} is not used: {server.why_out}", False)
                 self._keep_trying(server)
 
     def leave(self, url: str, reason: str) -> bool:
@@ -215,7 +215,7 @@ class ServerPool:
             others = any(s.up for s in self.servers if s is not server)
             if others:
                 server.why_out, server.left = reason, True
-                self._tell(f"rollout server {url} leaves the pool: {reason}. Restart it, and then the run.", False)
+                self._tell(f"rollout server {url} leaves the pool: {reason}. Restart the server, then the run.", False)
             else:
                 self._tell(f"rollout server {url} is the last one and stays: {reason}", False)
             return others
@@ -275,7 +275,9 @@ class ServerPool:
             async with asyncio.timeout(wait_s), self._changed:
                 await self._changed.wait_for(lambda: any(s.up for s in self.servers))
         except TimeoutError:
-            raise NoServersLeft(f"no rollout server was left for {wait_s:g} s ({self.standing().reasons})") from None
+            raise NoServersLeft(
+                f"no rollout server was available for {wait_s:g} s ({self.standing().reasons})"
+            ) from None
 
     # ------------------------------------------------------------------------------------------------ inside the loop
 
@@ -291,13 +293,13 @@ class ServerPool:
             except ServerBusy as problem:
                 server.pause(problem, sent)
                 if min((s.busy_until for s in self.servers if s.up), default=0.0) > busy_until:
-                    raise NoServersLeft(f"rollout servers take no request: {server.url}: {problem.reason}") from None
+                    raise NoServersLeft(f"rollout servers accept no requests: {server.url}: {problem.reason}") from None
             except ServerTrouble as problem:
                 failures.append(f"{server.url}: {problem.reason}")
                 self._take_out(server, problem.reason)
                 if len(failures) >= max(ATTEMPTS, 2 * len(self.servers)):
                     reasons = "; ".join(failures[-len(self.servers) :])
-                    raise NoServersLeft(f"a request failed {len(failures)} times, last with {reasons}") from None
+                    raise NoServersLeft(f"a request failed {len(failures)} times, most recently: {reasons}") from None
             except ServerRefusal:
                 refused.add(server.url)
                 if all(s.url in refused for s in self.servers if s.up):
@@ -346,8 +348,8 @@ class ServerPool:
             if server.up and not server.slow and server.load.share < SLOW_SHARE and pace > 2 * min(paces):
                 server.slow = True
                 self._tell(
-                    f"rollout server {server.url} is slow: {pace:.2g} s a token, {min(paces):.2g} s on the quickest. "
-                    "It gets few rollouts.",
+                    f"rollout server {server.url} is slow: {pace:.2g} s per token, against {min(paces):.2g} s on the "
+                    "fastest. It gets few rollouts.",
                     False,
                 )
 
@@ -364,15 +366,15 @@ class ServerPool:
             except ServerTrouble as problem:
                 if server.heard < probed:
                     raise ServerTrouble(
-                        f"a turn is not done after {probed - started:.0f} s; {problem.reason}"
+                        f"a turn is not finished after {probed - started:.0f} s; {problem.reason}"
                     ) from None
             else:
                 server.heard = time.monotonic()
                 pace = max(pace, (server.heard - probed) / len(answer.token_ids))
         if probed - started > OVERDUE * request.max_tokens * pace:
             raise ServerTrouble(
-                f"a turn of at most {request.max_tokens} tokens is not done after {probed - started:.0f} s, "
-                f"at {pace:.2g} s a token for others"
+                f"a turn of at most {request.max_tokens} tokens is not finished after {probed - started:.0f} s, at "
+                f"{pace:.2g} s per token for others"
             )
 
     def _take_out(self, server: Server, reason: str, refusal: ServerRefusal | None = None) -> None:
@@ -381,7 +383,10 @@ class ServerPool:
         server.why_out, server.refusal = reason, refusal
         server.failures, server.since_failure = server.failures + 1, 0
         server.client.forget()
-        self._tell(f"rollout server {server.url} is out: {reason}; its rollouts go to others until it is back", False)
+        self._tell(
+            f"rollout server {server.url} is unavailable: {reason}; its rollouts go to other servers until it is back",
+            False,
+        )
         self._keep_trying(server)
 
     def _keep_trying(self, server: Server) -> None:
@@ -420,7 +425,7 @@ class ServerPool:
         try:
             self.tell(sentence, good)
         except Exception:  # a listener must not end the servers' loop
-            logger.exception("telling of a server")
+            logger.exception("reporting a change of a rollout server failed")
 
 
 def event_of(good: bool) -> tuple[Literal["note", "alert"], dict[str, Any]]:

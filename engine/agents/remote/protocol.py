@@ -118,24 +118,25 @@ class GenerateAnswer:
     def _read(cls, answer: Mapping[str, object], request: GenerateRequest) -> GenerateAnswer:
         name = answer["model"]
         if name != request.model:
-            raise ServerTrouble(f"it answered with {str(name)[:80]!r} where {request.model!r} was asked")
+            raise ServerTrouble(f"it answered as {str(name)[:80]!r}, but {request.model!r} was requested")
         choices = answer["choices"]
         if not isinstance(choices, list) or len(choices) != 1:
-            raise ServerTrouble("its answer does not hold exactly one choice")
+            raise ServerTrouble("its answer does not contain exactly one choice")
         choice = choices[0]
         tokens, content = choice["token_ids"], choice["logprobs"]["content"]
         if choice["finish_reason"] not in ("stop", "length"):
-            raise ServerTrouble(f"it broke off with {choice['finish_reason']!r}")
+            raise ServerTrouble(f"it stopped with {choice['finish_reason']!r}")
         if not tokens or len(tokens) > request.max_tokens or len(tokens) != len(content):
             raise ServerTrouble(
-                f"it gave {len(tokens)} tokens and {len(content)} log-probs where 1 to {request.max_tokens} were asked"
+                f"it returned {len(tokens)} tokens and {len(content)} log-probs, but 1 to {request.max_tokens} were "
+                "requested"
             )
         logprobs = [_logprob(item["logprob"]) for item in content]
         if [_token(t) for t in tokens] != [_token(item["token_id"]) for item in content]:
-            raise ServerTrouble("its log-probs are not those of its tokens")
+            raise ServerTrouble("its log-probs belong to other tokens")
         stopped = choice["finish_reason"] == "stop"
         if stopped and tokens[-1] not in request.stop_token_ids:
-            raise ServerTrouble(f"it ended a turn after {len(tokens)} tokens with a token that ends none")
+            raise ServerTrouble(f"it ended a turn after {len(tokens)} tokens with a token that does not end one")
         if not stopped and len(tokens) != request.max_tokens:
             raise ServerTrouble(f"it stopped for length after {len(tokens)} of {request.max_tokens} tokens")
         return cls(str(name), tuple(tokens), tuple(logprobs), stopped, cls._prompt(answer, request))
@@ -146,20 +147,20 @@ class GenerateAnswer:
             return ()
         found = answer["prompt_logprobs"]
         if not isinstance(found, list) or len(found) != len(request.token_ids):
-            raise ServerTrouble("the log-probs of its prompt are not those of the prompt")
+            raise ServerTrouble("the log-probs of its prompt belong to another prompt")
         pairs = zip(found[1:], request.token_ids[1:], strict=True)
         return tuple(_logprob(item[str(token)]["logprob"]) for item, token in pairs)
 
 
 def _token(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ServerTrouble(f"{str(value)[:40]!r} is no token")
+        raise ServerTrouble(f"{str(value)[:40]!r} is not a token")
     return value
 
 
 def _logprob(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ServerTrouble(f"{str(value)[:40]!r} is no log-prob")
+        raise ServerTrouble(f"{str(value)[:40]!r} is not a log-prob")
     if not math.isfinite(value) or value > LOGPROB_SLACK:
-        raise ServerTrouble(f"{value} is no log-prob")
+        raise ServerTrouble(f"{value} is not a log-prob")
     return float(value)

@@ -41,7 +41,7 @@ def container_of(path: Path) -> Container | None:
             return None
         raise DumpError(f"{path}: {_TORCH}")
     if packed := next((name for magic, name in _OTHER_PACKED.items() if head.startswith(magic)), None):
-        raise DumpError(f"{path}: it is packed with {packed}; unpack it, or pack it with gzip or zstd")
+        raise DumpError(f"{path}: it is compressed with {packed}; unpack it, or use gzip or zstd")
     if head[:2] in _UTF_16:
         raise DumpError(f"{path}: it is text in UTF-16; write it as UTF-8")
     found = next((c for c in CONTAINERS if c.detect(head)), None)

@@ -130,4 +130,4 @@ def _by_json(data: bytes) -> object:
 
 
 def _short(error: Exception) -> str:
-    return f"it is no JSON ({str(error)[:120]})"
+    return f"it is not JSON ({str(error)[:120]})"

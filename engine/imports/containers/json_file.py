@@ -103,7 +103,7 @@ def items(at: Callable[[int], BufferedIOBase], after: int, line: int) -> Iterato
         except RecursionError:
             problem = "it is nested too deeply"
         except json.JSONDecodeError as error:
-            problem = f"it is no JSON ({error.msg} at byte {base + error.pos})"
+            problem = f"it is not JSON ({error.msg} at byte {base + error.pos})"
             # a truncated item fails at its end, or at the beginning of an unterminated string
             torn = error.msg.startswith("Unterminated") or error.pos >= len(text) - 16
             if len(text) - position > MAX_DOCUMENT:

@@ -172,7 +172,7 @@ def _check_footer(path: Path) -> None:
         file.seek(max(0, size - 8))
         length, magic = struct.unpack("<I4s", file.read(8).rjust(8, b"\0"))
     if magic != b"PAR1" or length + 12 > size:
-        raise DumpError(f"{path}: this parquet file is not whole (its end is missing)")
+        raise DumpError(f"{path}: this parquet file is incomplete (its end is missing)")
 
 
 @contextmanager

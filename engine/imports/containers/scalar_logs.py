@@ -51,7 +51,7 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
         if key & 7 == 2:
             size, offset = _varint(data, offset)
         if size is None or offset + size > len(data):
-            raise ValueError("the record is no protocol buffer")
+            raise ValueError("the record is not a protocol buffer")
         yield key >> 3, data[offset : offset + size]
         offset += size
 
@@ -64,7 +64,7 @@ def _varint(data: bytes, offset: int) -> tuple[int, int]:
         offset += 1
         if data[offset - 1] < 0x80:
             return value, offset
-    raise ValueError("the record is no protocol buffer")
+    raise ValueError("the record is not a protocol buffer")
 
 
 class _ScalarLog(Container):

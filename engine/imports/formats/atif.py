@@ -20,9 +20,9 @@ _PART = re.compile(r"\.(cont-\d+|summarization-.+)\Z")
 _READ = ("schema_version", "session_id", "agent", "steps", "final_metrics", "extra", "subagent_trajectories")
 _UNKNOWN = {
     "reward": "the writer keeps no total reward; Harbor's verifier writes components without weights",
-    "group": "no group is written: rollouts of one task in one folder are shown as one",
+    "group": "no group is written: rollouts of one task in one folder are shown as one group",
 }
-_OF_THE_TRIAL = {"reward": "the reward belongs to the trial, and is shown at its first trajectory"}
+_OF_THE_TRIAL = {"reward": "the reward belongs to the trial and is shown at its first trajectory"}
 _VERIFIERS = ("../verifier", "verifier")
 
 

@@ -213,7 +213,7 @@ PAIRS = Documents(
     _pair,
     when=lambda document, _: all(document.get(side) is not None for side in _SIDES),
     unknown={
-        "reward": "pairs name the better answer; most give it no reward",
+        "reward": "pairs mark the better answer; most contain no reward",
         "group": "each pair is shown as a group",
     },
 )

@@ -70,8 +70,8 @@ class Span:
 
 
 _UNKNOWN = {
-    "reward": "no score without a name, and no attribute `reward`, is on its spans",
-    "components": "no score with a name is on its spans",
+    "reward": "its spans have no unnamed score and no attribute `reward`",
+    "components": "its spans have no named score",
 }
 
 

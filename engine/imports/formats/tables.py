@@ -54,7 +54,7 @@ VERL = Mapped(
     read_completion=lambda value: stripped_completion(value) if isinstance(value, str) else conversation(value),
     group_of=verl_group,
     unknown={
-        "weight": "weights are not written, and the extras of a reward may be no parts of the score",
+        "weight": "weights are not written, and the extras of a reward may not be parts of the score",
         "tokens": "token ids are not written, only text",
         "error": "errors are not written",
     },
@@ -97,7 +97,7 @@ AREAL = Mapped(
     unknown={
         "components": "one reward, no components",
         "step": "the writer names a version of the policy, and no step",
-        "split": "prompt and completion are cut at `prompt_len` tokens, which is wrong where observations are masked",
+        "split": "prompt and completion are cut at `prompt_len` tokens, which is wrong if observations are masked",
     },
 )
 

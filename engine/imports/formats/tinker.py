@@ -155,7 +155,7 @@ TINKER = Documents(
     _summary,
     keys=("traj_idx", "group_idx"),
     unknown={
-        "prompt": "only the logtree holds prompts, and only those of some groups",
+        "prompt": "only the logtree contains prompts, and only for some groups",
         "tokens": "token ids are not written, only their number",
     },
 )

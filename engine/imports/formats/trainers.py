@@ -97,12 +97,12 @@ ART = Documents(
     _art,
     when=lambda document, _: {"group_index", "messages"} <= document.keys() or _is_art_group(document),
     unknown={
-        "weight": "metrics have no weights: they are no parts of the reward",
+        "weight": "metrics have no weights: they are not parts of the reward",
         "step": "the step is the file's number",
         "group": "groups have a number in their file only",
         "tokens": "token ids are not written",
-        "additional histories": "of conversations besides the main one only the number is shown",
-        "failed rollouts": "of rollouts that ended in an exception only the number is written with their group",
+        "additional histories": "conversations besides the main one are only counted",
+        "failed rollouts": "rollouts that ended in an exception are only counted in their group",
     },
 )
 
@@ -170,7 +170,7 @@ NEMO_RL = Documents(
     when=lambda document, _: "idx" in document or all(isinstance(v, list) and len(v) == 1 for v in document.values()),
     unknown={
         "components": "one reward, no components",
-        "roles": "training data has texts without roles: they are taken to alternate after the prompt",
+        "roles": "training data has texts without roles: roles are assumed to alternate after the prompt",
     },
 )
 

@@ -18,8 +18,8 @@ from ..rollout import Amendment, Expected, Item, Message, Named, Rollout, Score
 from ..tokens import tokens_of_nodes, tokens_with_more
 from ..values import Document, listed, mapping, number, objects, summed, text, whole
 
-_NO_ADVANTAGE = "advantages are not written; trainers write them at tokens or as annotations"
-_IN_PART = "a component that has a weight has no score, or none has a weight: their total is not known"
+_NO_ADVANTAGE = "advantages are not written; trainers write them per token or as annotations"
+_IN_PART = "a weighted component has no score, or no component has a weight: the total is unknown"
 _OVERLAYS = {
     "trainer_logprobs": "trainer",
     "entropies": "entropy",
@@ -162,7 +162,7 @@ RESULTS = Mapped(
     unknown={
         "advantage": _NO_ADVANTAGE,
         "weight": "the weights of reward functions are not written",
-        "components": "metrics are written; which of them are reward functions is not",
+        "components": "metrics are written, but not which of them are reward functions",
         "tokens": "token ids are not written",
     },
 )

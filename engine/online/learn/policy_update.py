@@ -280,7 +280,7 @@ class PolicyUpdater:
         if not experience.images:
             return None
         if self.images is None:
-            raise TaskError("it was answered by looking at images, and this learner keeps none")
+            raise TaskError("its answer depends on images, but this learner stores none")
         try:
             return [[self.images.load(name) for name in row] for row in experience.images[rows]]
         except KeyError as error:

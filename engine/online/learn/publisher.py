@@ -64,7 +64,7 @@ class Publisher:
         if fresh:
             self._publish(self.updater.ema, self.updater.update)
         elif version < used or pointed_version(self.folder) != self.writer.version:
-            lost = f"Version {self.writer.version} is gone or nothing points to it"
+            lost = f"Version {self.writer.version} is missing, or no pointer names it"
             if self.config.validation.enabled:
                 self.ledger.tell(f"{lost}: the parameters that were last validated are published again.")
                 self._publish(self.updater.validated, self.guard.good_update)
@@ -160,10 +160,10 @@ class Publisher:
         """Accept the current success rate at the user's request. Returns a message."""
         was_held, self.guard.held, self.guard.best = self.guard.held, False, None
         if not was_held:
-            return "publishing was not held"
+            return "publishing was not on hold"
         row = self._row("released", self.writer.version, message="by the user")
         self.ledger.note(row, guard=self.guard.state_dict())
-        return "the next validation sets a new measure"
+        return "the next validation sets a new baseline"
 
     def _validate_last_state(self, state: str, reason: str) -> None:
         """Replace an unreadable candidate with the last commit."""
@@ -188,7 +188,7 @@ class Publisher:
 
     def _go_back(self, update: int, origin: Mapping[str, object]) -> None:
         """Return to the last validated parameters for learning and serving, and discard later updates."""
-        message = f"updates {self.guard.good_update + 1} to {self.updater.update} are taken back"
+        message = f"updates {self.guard.good_update + 1} to {self.updater.update} are reverted"
         self.updater.go_back()
         self.ledger.changed, self.ledger.feedback = True, 0
         self.ledger.add({"kind": "back", "time": time.time(), "update": update, **origin, "message": message})
@@ -259,8 +259,8 @@ class PublishingGuard:
             level = f"the smoothed model is at {float(result['ema']):.0%} success" if "ema" in result else "it is good"
             return True, f"Publishing continues: {level}." if was else None
         self.held = True
-        back = f"learning goes back to update {self.good_update}"
-        return False, f"The smoothed model of update {update} {reason}: it does not answer, and {back}."
+        back = f"learning returns to update {self.good_update}"
+        return False, f"The smoothed model of update {update} {reason}: it is not served, and {back}."
 
     def _success_problem(self, result: Mapping[str, Any]) -> str | None:
         if "ema" not in result or self.best is None:
@@ -277,7 +277,8 @@ class PublishingGuard:
         loss = (before - now) / abs(before)
         if not loss <= self.limits.max_text_loss:  # also true for NaN
             return (
-                f"gives unrelated texts {loss:.1%} less log-likelihood than at the start ({before:.3f}, now {now:.3f})"
+                f"assigns unrelated texts {loss:.1%} less log-likelihood than at the start ({before:.3f}, now "
+                f"{now:.3f})"
             )
         if kl > self.limits.max_text_kl:
             limit = f"the limit is {self.limits.max_text_kl:g}"

@@ -142,9 +142,9 @@ class UpdateWorker:
     def _process(self, queued: QueuedTask) -> None:
         age = self.writer.version - queued.policy_version
         if queued.attempts > MAX_ATTEMPTS:
-            self._refuse(queued, f"the worker ended {queued.attempts - 1} times while it was being applied")
+            self._refuse(queued, f"the worker ended {queued.attempts - 1} times while applying it")
         elif not queued.whole:
-            self._refuse(queued, "its bytes in the queue are damaged")
+            self._refuse(queued, "its data in the queue is damaged")
         elif age > self.config.staleness_limit:
             self._settle(queued, "stale", f"{age} versions old, the limit is {self.config.staleness_limit}")
         else:
@@ -314,13 +314,13 @@ class Working:
             except LeaseHeld as error:  # nothing was loaded into the updater
                 self.writer.status("running")
                 standby.begins(
-                    f"{error} This worker is a standby. It takes over when the other one ends or falls silent."
+                    f"{error} This worker is a standby. It takes over when the other one exits or stops responding."
                 )
             except QueueError as error:
                 updater = None
                 check_queue = check_queue or (isinstance(error, QueueDamaged) and not isinstance(error, LeaseLost))
                 if not standby.lasts:
-                    trouble.begins(f"{error} Learning waits for that.")
+                    trouble.begins(f"{error} Learning waits until this is fixed.")
             if self.engine.gone() or any(r.command == "stop" for r in self.control.poll()):
                 return None
             time.sleep(TRY_AGAIN_S)
@@ -331,7 +331,7 @@ class Working:
         looked = 0.0
         while True:
             if self.engine.gone():
-                print("the engine is gone: updates end, the state is saved", file=sys.stderr)
+                print("the engine has exited: updates stop, and the state is saved", file=sys.stderr)
                 return
             for command in self.control.poll():
                 self._handle(command, worker)
@@ -349,7 +349,7 @@ class Working:
                 raise
             except QueueError as error:
                 worked = False
-                trouble.begins(f"{error} Learning waits for that.")
+                trouble.begins(f"{error} Learning waits until this is fixed.")
                 time.sleep(TRY_AGAIN_S)
             if worked:
                 self.writer.status("running", step=worker.updater.update)

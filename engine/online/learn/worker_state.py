@@ -120,7 +120,7 @@ def recover(
     problems: list[str] = []
     unusable: str | None = None
     if state_name is not None and counted < logged["update"]:
-        problems.append(f"The update queue has lost its last commits: it knows of {counted} updates.")
+        problems.append(f"The update queue has lost its last commits: it contains {counted} updates.")
     elif state_name is not None:
         try:
             updater.load_state(*read_state(folder.state / state_name))
@@ -130,7 +130,7 @@ def recover(
             problems.append(str(error))
             unusable = state_name
     elif count is None and (states(folder.state) or logged["update"]):
-        problems.append("The update queue was lost, and with it the tasks that waited.")
+        problems.append("The update queue was lost with its waiting tasks.")
     known = max(counted, logged["update"])
     snapshot = SnapshotReader(folder.snapshots, problems.append).newer_than(0)
     if state_name is None and not problems and snapshot is None:
@@ -148,16 +148,16 @@ def recover(
                 break
         except (StateError, KeyError, ValueError) as error:
             problems.append(str(error))
-    lost = "learning begins again at the policy that the run started from"
+    lost = "learning restarts from the initial policy of the run"
     if state is not None:
         lost = f"learning continues from the state of update {updater.update}"
     elif snapshot is not None:
         with snapshot:
             updater.load_weights(snapshot.tensors())
         updater.update = snapshot.manifest.update
-        lost = f"learning continues from snapshot {snapshot.version}, and beta, baseline and optimiser start fresh"
+        lost = f"learning continues from snapshot {snapshot.version}, with a new beta, baseline and optimiser"
     if updater.update < known:
-        lost += f"; what updates {updater.update + 1} to {known} did is lost"
+        lost += f"; updates {updater.update + 1} to {known} are lost"
     updater.update = max(updater.update, known)
     if not problems:  # the run was started from snapshots only
         return state, None

@@ -170,7 +170,7 @@ def patiently(act: Callable[[], T], control: ControlChannel, tell: Callable[[str
             trouble.ends("The disk can be written to again: serving continues.")
             return done
         except (QueueError, OSError) as error:
-            trouble.begins(f"{error} Serving waits for that.")
+            trouble.begins(f"{error} Serving waits until this is fixed.")
         if any(command.command == "stop" for command in control.poll()):
             return None
         time.sleep(AGAIN_S)
@@ -240,10 +240,10 @@ def _load_reward_state(orchestrator: RewardOrchestrator, config: RunConfig, writ
     """
     folder = Path(config.model.sft_adapters or "").expanduser()
     if not (folder / "rewards.json").is_file():
-        writer.event("phase", "No saved reward statistics: they start afresh and are learnt here.", name="loading")
+        writer.event("phase", "No saved reward statistics: the run starts with empty ones.", name="loading")
         return False
     load_rewards(orchestrator, folder)
-    writer.event("phase", f"Reward statistics of {folder}, as they were saved.", name="loading")
+    writer.event("phase", f"Reward statistics loaded from {folder}.", name="loading")
     return True
 
 

@@ -69,8 +69,10 @@ class EngineBackend:
         """Return the reason why callers cannot use tools; empty if they can."""
         reader = self.engine.call_reader
         if reader is None:
-            return f"the chat template of {self.model} shows no tools. Serve a model whose template does"
-        return "the chat template shows tools, but no parser reads its calls" if getattr(reader, "problem", "") else ""
+            return f"the chat template of {self.model} supports no tools. Serve a model whose template does"
+        return (
+            "the chat template supports tools, but no parser reads its calls" if getattr(reader, "problem", "") else ""
+        )
 
     def conversation(
         self, source: str, messages: Sequence[Told], tools: Sequence[Mapping[str, object]], *, prompted: bool
@@ -144,11 +146,11 @@ class EngineBackend:
             self.source.submit_feedback((call, reply))
             return await asyncio.wait_for(future, self.timeout_s)
         except queue.Full:
-            raise HttpProblem(429, "too much feedback waits. Try again later.", retry_after_s=5) from None
+            raise HttpProblem(429, "too much feedback is waiting. Try again later.", retry_after_s=5) from None
         except ServerEnds:
             raise ending() from None
         except TimeoutError:
-            raise HttpProblem(503, "the engine did not take the feedback in time", retry_after_s=5) from None
+            raise HttpProblem(503, "the engine did not accept the feedback in time", retry_after_s=5) from None
         except (KeyError, ValueError):
             raise
         except Exception as error:

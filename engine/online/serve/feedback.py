@@ -97,7 +97,7 @@ class FeedbackKeeper:
         try:
             self.live.draw(answer, samples, drawn)
         except SnapshotError as error:
-            raise ValueError(f"nothing can be learnt from it any more: {error}") from error
+            raise ValueError(f"learning from it is no longer possible: {error}") from error
         self._drawing += 1
         self._outcomes[request] = FeedbackOutcome("", "", reason=f"{samples} samples are being drawn")
         return self.outcome(request)
@@ -119,7 +119,7 @@ class FeedbackKeeper:
                     key = (answer.extracted, None) if good else (None, answer.extracted)
                     learned = rate(engine, answer, good) if rated else label(engine, answer, *key)
         except SnapshotError as error:
-            raise ValueError(f"nothing can be learnt from it any more: {error}") from error
+            raise ValueError(f"learning from it is no longer possible: {error}") from error
         task = learned.task
         prefix = f"Feedback {called} to request {request}: "
         facts = {"request": request, "verdict": feedback.verdict, "answer": feedback.answer, "source": feedback.source}
@@ -323,12 +323,12 @@ class FeedbackOutcome:
             if kind != "update" or row.get("rejected"):
                 self.reason = str(row.get("rejected") or row.get("message") or kind)
             elif not any(abs(a) > 1e-9 for a in row.get("advantages") or ()):
-                self.reason = f"no signal: {self.samples}, and each is worth as much as the running baseline"
+                self.reason = f"no signal: {self.samples}, and each return equals the running baseline"
             else:
                 self.update, self.reason = update, "no version contains it yet"
         elif self.version is None and self.update is not None:
             if kind == "back":
-                self.update, self.reason = None, f"learning went back: {row.get('message')}"
+                self.update, self.reason = None, f"learning was rolled back: {row.get('message')}"
             elif kind == "snapshot" and row.get("action") == "published" and update >= self.update:
                 self.version, self.reason = int(row["version"]), ""
 

@@ -192,7 +192,7 @@ class InferenceEngine:
         if self.config.learn_from == "feedback":
             return FEEDBACK_ONLY
         if request.wanted is not None and request.wanted.tools:
-            return Gate(GateCode.NO_LABEL, "a conversation with the caller's tools is learned from by feedback")
+            return Gate(GateCode.NO_LABEL, "a conversation with the caller's tools needs feedback to learn from")
         if self.judge is None and self.extract is None:
             return Gate(
                 GateCode.NO_LABEL, "no answer can be extracted from free text: set online.answer, or give feedback"

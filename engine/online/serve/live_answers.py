@@ -331,7 +331,7 @@ class LiveAnswers:
         if row.cancelled:
             for answered in job.rows:
                 self._streams.pop(answered, None)
-            job.request.send(RequestDropped(job.request.gone() or "the caller has gone"))
+            job.request.send(RequestDropped(job.request.gone() or "the caller has disconnected"))
         elif all(r not in self._jobs for r in job.rows):
             try:
                 job.finish()
@@ -363,7 +363,7 @@ class LiveAnswers:
         if failed:
             times = "one attempt" if attempt == 1 else f"{attempt} attempts"
             request.send(
-                NotAsWanted(f"the policy wrote no text of the form asked for in {times}: {texts[failed[0]].problem}")
+                NotAsWanted(f"the policy wrote no text in the requested format in {times}: {texts[failed[0]].problem}")
             )
         samples = self._rollouts(request, rows)
         if (conversation := request.conversation) is not None:

@@ -229,7 +229,7 @@ class RecordKeeper:
 
     def _rollback(self, step: int, row: JournalRow) -> None:
         update, reason = row.row.get("update"), row.row.get("message")
-        message = f"Learning went back after update {update} was judged: {reason}."
+        message = f"Learning was rolled back after update {update} was validated: {reason}."
         self._event("alert", message, step, row, "update", detector="validation")
 
     def _set_aside(self, step: int, row: JournalRow) -> None:
@@ -248,4 +248,4 @@ class RecordKeeper:
         except Exception:
             if name not in self._failed:
                 self._failed.add(name)
-                log.exception("the record could not take %s; serving continues", name)
+                log.exception("%s could not be recorded; serving continues", name)

@@ -129,7 +129,7 @@ def parse_request(raw: object, defaults: EnvironmentConfig, where: str = "the re
         raise RequestError(f"{where} must be a JSON object, not {type(raw).__name__}")
     unknown = sorted(set(raw) - set(_KEYS))
     if unknown:
-        raise RequestError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(_KEYS)}")
+        raise RequestError(f"{where}: unknown field {unknown[0]!r}; known fields: {', '.join(_KEYS)}")
     identifier = raw.get("id")
     if identifier is not None and not isinstance(identifier, (str, int)):
         raise RequestError(f"{where}: id must be text or a whole number")

@@ -85,7 +85,7 @@ def parse_address(address: str) -> tuple[str, int]:
     host, separator, port = address.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not separator or not port.isdecimal() or int(port) > 65535:
-        raise ServeError(f"online.serve is {address!r}; right would be HOST:PORT, such as 127.0.0.1:8000")
+        raise ServeError(f"online.serve is {address!r}; expected HOST:PORT, such as 127.0.0.1:8000")
     return host, int(port)
 
 

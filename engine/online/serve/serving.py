@@ -71,8 +71,8 @@ class Serving:
         if queued < recorded[REQUEST_POSITION] and self.config.updates:
             missing = f"{queued + 1}" if self.answered == queued + 1 else f"{queued + 1} to {self.answered}"
             lost = (
-                f"The update queue does not know of request {missing}, which were answered (a kill or damage took its "
-                "last rows). Their unlearnt tasks are lost."
+                f"The update queue has no record of answered request {missing} (a kill or damage took its last rows). "
+                "Their waiting tasks are lost."
             )
             self.keeper.event("record", lost)
         after = max(self.answered, int(self.queue.get("reserved", 0)))
@@ -344,7 +344,7 @@ class Serving:
         except Exception as error:  # such as no memory for a pass, no disk space for an image: serving continues
             log.exception("learning from %d answers failed", len(answers))
             first = answers[0].request.number
-            self.keeper.event("error", f"Nothing is learnt from request {first}: {error}", where="engine")
+            self.keeper.event("error", f"Nothing is learned from request {first}: {error}", where="engine")
         return []
 
     def _answer(self, requests: list[Request]) -> list[Answer]:

@@ -35,7 +35,7 @@ class JsonSchema:
         try:
             Draft202012Validator.check_schema(schema)
         except SchemaError as error:
-            raise ValueError(f"it is no JSON schema: {error.message[:200]}") from None
+            raise ValueError(f"it is not a JSON schema: {error.message[:200]}") from None
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
         self._schema = schema
@@ -114,7 +114,7 @@ class Wanted:
             return f"it is not JSON ({error})"
         if self.schema is not None:
             return self.schema.problem(value)
-        return None if isinstance(value, dict) else "it is no JSON object"
+        return None if isinstance(value, dict) else "it is not a JSON object"
 
 
 def _refuse(constant: str) -> object:

@@ -101,7 +101,7 @@ class WorkerWatch:
         state = self._state()
         dead = bool(state.get("pid")) and not state["alive"] and state.get("status") not in ENDED[:2]
         if dead and not self._missed and self.config.updates:
-            message = "The update worker has died (logs/worker.log): serving continues, but nothing is learnt."
+            message = "The update worker has died (logs/worker.log): serving continues, but nothing is learned."
             self.event("alert", message, detector="update_worker")
             log.error("%s", message)
         self._missed = dead
@@ -111,10 +111,10 @@ class WorkerWatch:
         continues for other engines.
         """
         if self.config.updates:
-            message = "No request is left. Waiting tasks are learnt from."
+            message = "No request is left. Learning from the waiting tasks."
             self._await(lambda: self.queue.depth() == 0, DRAIN_S, message)
             if self.config.validation.enabled and not self.config.is_shared:
-                self._await(self._all_validated, VALIDATE_S, "The last updates are validated.")
+                self._await(self._all_validated, VALIDATE_S, "Validating the last updates.")
         try:
             request(self.run_dir, "stop")
         except OSError:  # a full disk: a signal has the same effect
@@ -187,7 +187,7 @@ class ValidationProcess:
         self._died, self._found = time.monotonic(), found
         if self._failures <= 1:
             self.tell(
-                "Validation has died (logs/validation.log) and is started again. Until then no new version serves."
+                "Validation has died (logs/validation.log) and is restarted. Until then no new version is served."
             )
 
     def _give_up(self) -> None:

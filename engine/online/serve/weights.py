@@ -143,7 +143,7 @@ class WeightFollower:
             with self._reader.open(version) as snapshot:
                 return self._fitting(snapshot)
         except OSError as error:
-            raise SnapshotError(f"Snapshot {version} is not there any more") from error
+            raise SnapshotError(f"Snapshot {version} no longer exists") from error
 
     def _fitting(self, snapshot: Snapshot) -> dict[str, Tensor]:
         """Return a snapshot's weights in the model's dtypes. Raises SnapshotError if they do not fit."""
@@ -164,7 +164,7 @@ class WeightFollower:
             try:
                 self.look()
             except Exception:
-                log.exception("looking for snapshots failed. It is tried again.")
+                log.exception("looking for snapshots failed. Retrying.")
 
 
 @dataclass(frozen=True)
@@ -219,9 +219,9 @@ class PooledWeights(WeightFollower):
     def away(self) -> str:
         standing = self.servers()
         if not standing.up and set(standing.out.values()) != {NOT_ASKED}:
-            return f"no rollout server is in ({standing.reasons})"
+            return f"no rollout server is available ({standing.reasons})"
         if self._publisher.current is None:
-            return "the rollout servers are taking in the first version"
+            return "the rollout servers are loading the first version"
         return ""
 
     def servers(self) -> Standing:
@@ -266,7 +266,7 @@ class PooledWeights(WeightFollower):
         try:
             adapter = offered.adapter.result()
         except AdapterError as problem:
-            self._tell(f"{problem}. It is tried again.")
+            self._tell(f"{problem}. Retrying.")
             with self._lock:
                 if self._ready is None and offered.manifest is not None:
                     self._ready = offered.manifest, offered.tensors
@@ -275,7 +275,7 @@ class PooledWeights(WeightFollower):
         except ServerRefusal as problem:
             if self._publisher.current is None:
                 raise
-            self._tell(f"Version {offered.version} is not served: {problem}. Version {self.version} goes on answering.")
+            self._tell(f"Version {offered.version} is not served: {problem}. Version {self.version} keeps answering.")
             return None
         self._put(offered.tensors)
         self.version = offered.version
@@ -297,7 +297,7 @@ class PooledWeights(WeightFollower):
         except TimeoutError:
             if not offer.cancel():
                 offer.add_done_callback(self._give_up)
-            raise SnapshotError("the rollout servers are taking in another one. Try again later.") from None
+            raise SnapshotError("the rollout servers are loading another one. Try again later.") from None
         except (AdapterError, ServerRefusal) as problem:
             raise SnapshotError(str(problem)) from problem
         finally:
@@ -314,7 +314,7 @@ class PooledWeights(WeightFollower):
         except CancelledError:
             return
         except Exception:
-            log.exception("an older version could not be taken away from the servers. It is tried again.")
+            log.exception("an older version could not be removed from the servers. Retrying.")
 
     def _tell(self, sentence: str) -> None:
         """Report a message unless it repeats the last one."""

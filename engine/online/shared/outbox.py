@@ -111,8 +111,8 @@ class QueueLink:
             ending = self._ended.wait(self.poll_s)
             try:
                 self.step()
-                trouble.ends("The shared queue can be used again: what waited here was sent.")
+                trouble.ends("The shared queue can be used again: waiting tasks were sent.")
             except QueueError as error:
                 trouble.begins(f"{error} Serving continues. Tasks wait on this machine's disk, learning waits.")
             except Exception:
-                log.exception("the shared queue could not be kept in step. It is tried again.")
+                log.exception("the shared queue could not be synchronised. Retrying.")

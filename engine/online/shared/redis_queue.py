@@ -126,7 +126,7 @@ class RedisQueue:
         def change(pipe: Any) -> int:
             lease, same = pipe.get(self._key("lease")), self._holds(pipe, "process", self._process)
             if lease and not same:
-                raise LeaseHeld(f"Another worker learns ({lease.decode()}).")
+                raise LeaseHeld(f"Another worker is learning ({lease.decode()}).")
             taken = pipe.zrange(self._key("taken"), 0, -1, withscores=True)
             pipe.multi()
             pipe.hset(self._key("holder"), mapping={"token": token, "process": self._process, "call": 0})
@@ -309,7 +309,7 @@ class RedisQueue:
             if self._lost is not None:
                 raise LeaseLost(self._lost)
             if self._token is None:
-                raise QueueError("Only the worker that leads takes and settles tasks.")
+                raise QueueError("Only the leading worker may take and settle tasks.")
             self._call += 1
             try:
                 return self._transaction(numbered, "holder", "waiting", *watched)
@@ -321,7 +321,7 @@ class RedisQueue:
                 raise LeaseLost(str(error)) from error
 
     def _lease_lost(self, reason: str) -> LeaseLost:
-        return LeaseLost(f"The update queue at {address(self._url)} is not this worker's now: {reason}.")
+        return LeaseLost(f"The update queue at {address(self._url)} no longer belongs to this worker: {reason}.")
 
     def _change_lease(self, token: str, lease_ms: int | None) -> None:
         """Renew the lease, or return it (None). An expired lease is taken again unless another worker has taken it."""

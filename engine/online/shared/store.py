@@ -89,8 +89,8 @@ class SharedStore(RunStore):
         policy = xxhash.xxh3_128_hexdigest(shapes.encode())
         if queue.get("policy", policy) != policy:
             raise QueueError(
-                "The shared queue is of another policy, whose adapters have other names or shapes: give this one a "
-                "name of its own (online.queue_name)."
+                "The shared queue belongs to another policy, whose adapters have other names or shapes: set another "
+                "online.queue_name."
             )
         queue.lead()
         queue.set(policy=policy)

@@ -49,7 +49,7 @@ class ImageFolder:
                 facts = json.loads((file.metadata() or {})["images"])
             return read_images(load_file(path), facts)[0][0]
         except (OSError, ValueError, IndexError, safetensors.SafetensorError) as error:
-            raise KeyError(f"the image {name} is not among those of the run: {error}") from error
+            raise KeyError(f"the image {name} is not among the run's images: {error}") from error
 
     def path(self, name: str) -> Path:
         """Return the path of an image. Raises KeyError for a name that could lead to another folder."""

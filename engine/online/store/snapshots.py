@@ -160,8 +160,8 @@ class SnapshotWriter:
         except (OSError, safetensors.SafetensorError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise SnapshotError(
-                f"Version {self.version + 1} could not be published into {self.folder}: {reason}. "
-                f"Version {pointed_version(self.folder)} stays the served one."
+                f"Version {self.version + 1} could not be published into {self.folder}: {reason}. Version "
+                f"{pointed_version(self.folder)} stays served."
             ) from error
 
     def _publish(self, tensors: dict[str, Tensor], update: int) -> Manifest:
@@ -332,7 +332,7 @@ class SnapshotReader:
             manifest = self.manifest(version)
             size = os.fstat(hold.fileno()).st_size
             if manifest.version != version or manifest.file != path.name or manifest.size != size:
-                raise SnapshotError(f"Snapshot {path.name} has {size} bytes, its manifest says {manifest.size}.")
+                raise SnapshotError(f"Snapshot {path.name} has {size} bytes, but its manifest lists {manifest.size}.")
             if _checksum(hold) != manifest.checksum:
                 raise SnapshotError(f"Snapshot {path.name} does not match its checksum.")
         except BaseException:

@@ -244,7 +244,7 @@ class SqliteQueue:
                     raise
                 self.close()
                 self._open(check=True)
-                message = self.repaired or f"{error} The present file is used."
+                message = self.repaired or f"{error} The current file is used."
                 self._on_repaired(message)
                 raise QueueError(message) from error
 

@@ -149,13 +149,13 @@ class UpdateTask:
                 if len(getattr(row, name)) != len(row):
                     raise TaskError(f"{name} has length {len(getattr(row, name))}, token_ids has {len(row)}")
         if e.images and len(e.images) != rows:
-            raise TaskError(f"it names images of {len(e.images)} rows and has {rows}")
+            raise TaskError(f"it names images for {len(e.images)} rows, but has {rows}")
         if rewards.ndim != 3 or rewards.shape[0] != rows:
             raise TaskError(f"the reward tensor has shape {tuple(rewards.shape)}, not [{rows}, S, C]")
         if rewards.shape[2] != len(self.components):
             raise TaskError(f"the reward tensor has {rewards.shape[2]} components, not {self.components}")
         if not bool(torch.isfinite(rewards).all()):
-            raise TaskError("the reward tensor holds NaN or infinity")
+            raise TaskError("the reward tensor contains NaN or infinity")
         if not 0 < self.learning_rate <= max_learning_rate:  # also false for NaN
             raise TaskError(f"the learning rate {self.learning_rate} is not in (0, {max_learning_rate}]")
         tokens = sum(e.counts)
@@ -169,9 +169,9 @@ class UpdateTask:
         if len(self.original_logits) != tokens:
             raise TaskError(f"it has {tokens} agent tokens but original logits for {len(self.original_logits)}")
         if not self.original_logits.finite():
-            raise TaskError("the original logits hold NaN or infinity")
+            raise TaskError("the original logits contain NaN or infinity")
         if not bool(torch.isfinite(e.at_agent_tokens("logprobs")).all()):
-            raise TaskError("the behaviour log-probs hold NaN or infinity")
+            raise TaskError("the behaviour log-probs contain NaN or infinity")
         ids = np.concatenate([row.token_ids for row in e.rows])
         if int(ids.min()) < 0 or (vocabulary is not None and int(ids.max()) >= vocabulary):
             raise TaskError(f"a token id is outside the vocabulary of {vocabulary}")

@@ -65,8 +65,8 @@ class VisionModel:
             return None
         if "mm_encoder_outputs" not in inspect.signature(type(model.base_model).forward).parameters:
             raise VisionError(
-                f"{type(model).__name__} of transformers {transformers.__version__} does not take image features that "
-                "were computed before (mm_encoder_outputs): policies that see need transformers 5.23 or newer"
+                f"{type(model).__name__} of transformers {transformers.__version__} does not accept precomputed image "
+                "features (mm_encoder_outputs): vision policies need transformers 5.23 or newer"
             )
         if not isinstance(found := getattr(model, "seeing", None), VisionModel):
             found = VisionModel(model)

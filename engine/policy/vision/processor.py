@@ -90,7 +90,7 @@ class VisionProcessor:
         self.max_images = max_images
         sign = getattr(processor, "image_token", None)
         if not isinstance(sign, str) or not hasattr(processor, "replace_image_token"):
-            raise VisionError(f"{type(processor).__name__} does not say what stands for an image in a text")
+            raise VisionError(f"{type(processor).__name__} does not define an image token")
         self.sign = sign
         self.image_id = int(config.image_token_id)
         self.never = tuple(sorted({int(i) for name in PIXEL_TOKENS if (i := getattr(config, name, None)) is not None}))
@@ -115,8 +115,8 @@ class VisionProcessor:
         parts = text.split(self.sign)
         if len(parts) != len(pictures) + 1:
             raise VisionError(
-                f"the text holds {len(parts) - 1} signs for an image ({self.sign}) and there are {len(pictures)} "
-                "images: such a sign stands in a message's own words, or the chat template drops images"
+                f"the text contains {len(parts) - 1} image tokens ({self.sign}) but there are {len(pictures)} images: "
+                "a message contains such a token, or the chat template drops images"
             )
         images = tuple(map(self.image, pictures))
         with_images = parts[0] + "".join(image.text + part for image, part in zip(images, parts[1:], strict=True))
@@ -127,8 +127,8 @@ class VisionProcessor:
         found, expected = list(ids).count(self.image_id), sum(image.tokens for image in images)
         if found != expected:
             raise VisionError(
-                f"the text has {found} image tokens and its {len(images)} images stand for {expected}: a message's own "
-                "words hold the model's token for an image"
+                f"the text has {found} image tokens, but its {len(images)} images need {expected}: a message contains "
+                "the model's image token"
             )
         return Encoded(list(ids), tuple(images))
 
@@ -137,7 +137,7 @@ class VisionProcessor:
         try:
             pixels = picture.load()
         except Exception as error:  # a picture may come from user code or from any file
-            raise VisionError(f"the picture {picture.name} cannot be loaded: {error}") from error
+            raise VisionError(f"the image {picture.name} cannot be loaded: {error}") from error
         pixels = _as_rgb(pixels, picture.name)
         key = hashlib.sha1(repr((pixels.shape, self.max_pixels)).encode() + pixels.tobytes()).hexdigest()
         if key in self._known:
@@ -159,7 +159,7 @@ class VisionProcessor:
             out = process(images=[shown], return_tensors="pt", **options)
         except Exception as error:  # processors raise various errors for unsupported sizes
             raise VisionError(
-                f"the picture {name} ({shown.width} x {shown.height} pixels) cannot be shown: {error}"
+                f"the image {name} ({shown.width} x {shown.height} pixels) cannot be shown: {error}"
             ) from error
         text, tokens = known or self._stand(out, shown.size, name)
         dropped = NOT_FOR_THE_TOWER | UNUSED
@@ -171,11 +171,11 @@ class VisionProcessor:
         """Return the processor's text for an image of this size, and its number of image tokens."""
         replaced = out.get("text_replacement_offsets")
         if not replaced or len(replaced[0]) != 1:
-            raise VisionError(f"{type(self.processor).__name__} does not say what it puts in the place of an image")
+            raise VisionError(f"{type(self.processor).__name__} does not define the tokens of an image")
         text = str(replaced[0][0]["replacement"])
         tokens = list(self.tokenizer.encode(text, add_special_tokens=False)).count(self.image_id)
         if tokens == 0:
-            raise VisionError(f"the picture {name} became no token")
+            raise VisionError(f"the image {name} became no tokens")
         if len(self._stands) >= KNOWN_SIZES:
             self._stands.clear()
         self._stands[size] = text, tokens
@@ -206,9 +206,7 @@ def _as_rgb(pixels: object, name: str) -> np.ndarray:
     """Return uint8 [H, W, 3]. A mask [H, W] becomes grey."""
     array = np.asarray(pixels)
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or not array.size or array.shape[2:] not in ((), (3,)):
-        raise VisionError(
-            f"the picture {name} is {array.dtype} {list(array.shape)}; right would be uint8 [height, width, 3]"
-        )
+        raise VisionError(f"the image {name} is {array.dtype} {list(array.shape)}; expected uint8 [height, width, 3]")
     return np.ascontiguousarray(np.repeat(array[..., None], 3, axis=2) if array.ndim == 2 else array)
 
 
@@ -236,7 +234,7 @@ def load_processor(source: str, revision: str | None, config: PreTrainedConfig) 
         kind: Any = PROCESSOR_MAPPING[type(config)]
         processor = without_video(kind).from_pretrained(source, **pinned)
     if not isinstance(processor, ProcessorMixin):
-        raise VisionError(f"{source} has no processor for images: a {type(processor).__name__} is all that is there")
+        raise VisionError(f"{source} has no image processor, only a {type(processor).__name__}")
     return processor
 
 

@@ -53,7 +53,7 @@ def recompute_trl(reader: RunReader) -> Report:
 def _describe(settings: Settings, report: Report, recorded: bool) -> None:
     report.given["log-probs and rewards of functions"] = "they come from models and code that are not run here"
     if not recorded:
-        report.given["loss"] = "the record does not hold what entered it"
+        report.given["loss"] = "the record lacks its inputs"
     if settings.replaced:
         report.given["formulas"] = (
             f"{settings.trainer} replaces {', '.join(settings.replaced)}: they are compared with TRL's"

@@ -98,7 +98,7 @@ class _Parser:
 
     def negated(self, depth: int) -> str:
         if depth > DEEPEST:
-            self.fail(f"more than {DEEPEST} parentheses and `not` within each other")
+            self.fail(f"more than {DEEPEST} nested parentheses and `not`")
         if self.accept("not"):
             return f"NOT {self.negated(depth + 1)}"
         if self.accept("("):
@@ -141,7 +141,7 @@ class _Parser:
         elif key in NUMBERS:
             self.fail(f"compare {key} with a number: {key}<0.2", start)
         elif key in KEYS:
-            self.fail(f"say which: {key}:value", start)
+            self.fail(f"give a value: {key}:value", start)
         known = (*NUMBERS, *FLAGS, *KEYS)
         near = difflib.get_close_matches(key, known, 1)
         self.fail(f"unknown name {key!r}" + (f"; did you mean {near[0]!r}?" if near else "") + f"; {HELP}", start)

@@ -61,7 +61,7 @@ class WriteTrouble:
 
     @property
     def sentence(self) -> str:
-        return f"{self._reason}; training goes on without its record, which resumes when it can"
+        return f"{self._reason}; training continues without its record until writing works again"
 
     def failed(self, reason: str, locked: bool) -> None:
         """Note a failed attempt to write. A lock counts only from the second time on."""
@@ -107,7 +107,7 @@ class WriteTrouble:
         self._reported += news.lost
         self._reported_at[news.reason] = time.monotonic()
         self._reason = UNSTORABLE
-        self._tell(f"the record is written again ({news.message})" if recovered else news.message)
+        self._tell(f"recording has resumed ({news.message})" if recovered else news.message)
 
     def _unreported(self) -> int:
         return self.lost + self._overflow() - self._reported
@@ -243,7 +243,7 @@ class Sink:
                 store.fold()
                 self._unfolded = False
             except sqlite3.Error as error:  # committed data stays safe in the log
-                log.debug("the log of the record is folded in later: %s", error)
+                log.debug("the write-ahead log of the record is merged later: %s", error)
 
     def _opened(self) -> RecordStore:
         path = self.run_dir / DATABASE

@@ -286,7 +286,9 @@ class RunWriter:
             commits = self._commits
             self._condition.wait_for(lambda seen=commits: self._commits != seen or self._blocked(), PATIENCE_SECONDS)
             if commits == self._commits and not self._blocked():
-                self._sink.trouble.failed(f"the disk of {self.run_dir} accepts nothing ({PATIENCE_SECONDS:g} s)", False)
+                self._sink.trouble.failed(
+                    f"the disk of {self.run_dir} accepts no writes ({PATIENCE_SECONDS:g} s)", False
+                )
         return not self._closing
 
     def _blocked(self) -> bool:

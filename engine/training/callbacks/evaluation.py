@@ -26,8 +26,8 @@ from .base import Logs, RunCallback
 from .progress import StepProgress
 
 GRADED = (
-    "the first reward function gives graded scores, so held-out reward is measured and not success; "
-    "environment.success_score sets the score from which an answer counts as right"
+    "the first reward function gives graded scores, so held-out reward is measured instead of success; "
+    "environment.success_score sets the lowest score that counts as right"
 )
 
 

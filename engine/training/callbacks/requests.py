@@ -83,7 +83,7 @@ class RunRequests(RunCallback):
     def saved(self, step: int) -> None:
         """Answer requests to save or stop."""
         path = self.trainer.checkpoint_of(step)
-        outcome = "the checkpoint could not be saved; the log says why" if path is None else f"saved as {path.name}"
+        outcome = "the checkpoint could not be saved; see the log" if path is None else f"saved as {path.name}"
         waiting, self._awaiting_checkpoint = self._awaiting_checkpoint, []
         for request in waiting:
             self._acknowledge(request, outcome if request.command == "checkpoint" else f"stopping; {outcome}", step)

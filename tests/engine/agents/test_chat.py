@@ -85,7 +85,7 @@ def test_templates_that_cannot_carry_a_conversation_are_refused():
     with pytest.raises(ChatTemplateError, match="has no chat template"):
         ChatBridge(tokenizer(None, "</s>"))
     with pytest.raises(
-        ChatTemplateError, match=r"followed by a 'user' turn exactly once; name another in model\.chat_template"
+        ChatTemplateError, match=r"followed by a 'user' turn exactly once; set another model\.chat_template"
     ):
         ChatBridge(tokenizer("{{ messages[0].content }}", "</s>"))
     picky = (

@@ -93,9 +93,9 @@ def test_what_a_person_reads_when_a_model_cannot_be_loaded(base, tmp_path):
         "builtin:huge": "there is no built-in model builtin:huge; there is builtin:tiny",
         "./nowhere": "there is no folder ./nowhere with a model",
         " ": "model.base is empty",
-        "https://huggingface.co/Qwen/Qwen3-0.6B": "name the hub id of a model, such as Qwen/Qwen3-0.6B, no address",
+        "https://huggingface.co/Qwen/Qwen3-0.6B": "name the hub id of a model, such as Qwen/Qwen3-0.6B, not an address",
         __file__: "name the folder of a model, or a hub id",
-        str(empty): "config.json is missing there",
+        str(empty): "config.json is missing",
         str(adapters_only): "these are adapters: name them in model.sft_adapters",
         "nobody/no-such-model": "the model nobody/no-such-model cannot be loaded",
     }.items():
@@ -117,7 +117,7 @@ def changed(base: Path, folder: Path, **config_keys: Any) -> Path:
     ("fault", "said"),
     [
         ("a weight is missing", "its files lack 1 of its weights, such as model.norm.weight"),
-        ("other shapes", "its weights have other shapes than its config.json gives them"),
+        ("other shapes", "the shapes of its weights differ from its config.json"),
         ("a pointer", "model.safetensors is only a pointer of Git LFS; `git lfs pull` in that folder"),
         ("a part is missing", "cannot be loaded: No such file or directory: .*model-00001-of-0000"),
         ("no weights", "has no safetensors weights, and other formats are not loaded"),
@@ -152,7 +152,7 @@ def test_code_of_a_model_is_never_run_and_nobody_is_asked(base: Path, tmp_path: 
     for load in (load_policy, load_tokenizer, previews.reader):
         with contextlib.suppress(ModelLoadError):
             load(config(folder))
-    with pytest.raises(ModelLoadError, match="needs code of its own repository, and none is run"):
+    with pytest.raises(ModelLoadError, match="needs code from its repository, which grpo-tui never runs"):
         load_policy(config(folder))
     with pytest.raises(ModelLoadError):
         list(memory.told(RunConfig(model=config(folder))))
@@ -176,7 +176,7 @@ def test_what_a_person_reads_when_adapters_cannot_be_loaded(base, tmp_path):
     folder = save_adapters(policy, tmp_path / "adapters")
     weights = load_file(folder / "adapter_model.safetensors")
     (folder / "adapter_model.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match=r"adapter_model\.safetensors is missing there"):
+    with pytest.raises(ModelLoadError, match=r"adapter_model\.safetensors is missing"):
         load_policy(config(base), adapters=str(folder))
 
     save_file(

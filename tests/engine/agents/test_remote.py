@@ -136,7 +136,7 @@ def test_rows_of_a_failing_server_go_elsewhere_with_the_same_tokens(fault: str, 
     servers[0].fail(fault)
     assert_same(play(world.agent), expected)
     assert not servers[0].faults
-    assert any("is out" in t and servers[0].url in t for t in world.told)
+    assert any("is unavailable" in t and servers[0].url in t for t in world.told)
     deadline = time.monotonic() + 10
     while not any("is back after" in t for t in world.told):
         assert time.monotonic() < deadline, world.told
@@ -219,7 +219,7 @@ def test_an_answer_of_an_older_version_is_never_taken(world: World, servers: lis
     servers[0].fail("stale")
     servers[1].fail("stale")
     assert_same(play(world.agent), play(TransformersAgent(world.policy, tokenizer(), **SETTINGS)))
-    assert [t for t in world.told if "it answered with 'my-run-s0-" in t]
+    assert [t for t in world.told if "it answered as 'my-run-s0-" in t]
     assert held is not None
     held.close()
 
@@ -243,7 +243,9 @@ def test_with_no_server_left_there_is_one_sentence(world: World, servers: list[F
     world.pool.wait_s = 0.3
     for server in servers:
         server.stop()
-    with pytest.raises(NoServersLeft, match=r"no rollout server was left for 0.3 s \(http://127.0.0.1:\d+: it cannot"):
+    with pytest.raises(
+        NoServersLeft, match=r"no rollout server was available for 0.3 s \(http://127.0.0.1:\d+: it cannot"
+    ):
         play(world.agent)
 
 
@@ -251,7 +253,7 @@ def test_a_request_that_fails_everywhere_ends(world: World, servers: list[FakeVL
     world.agent.publish(0)
     for server in servers:
         server.fail(*["500"] * 40)
-    with pytest.raises(NoServersLeft, match=r"a request failed 4 times, last with .*500"):
+    with pytest.raises(NoServersLeft, match=r"a request failed 4 times, most recently: .*500"):
         play(world.agent)
 
 
@@ -360,7 +362,7 @@ def test_the_command_that_is_printed_has_what_doctor_asks_for():
 def test_a_server_of_another_policy_is_not_taken_in(tmp_path: Path):
     server = FakeVLLM(model("qwen3", seed=1), tokenizer()).start()
     world = World(tmp_path / "adapters", [server], wait_s=0.2)
-    with pytest.raises(ServerRefusal, match=r"is another policy, or in another precision: its log-probs differ by \d"):
+    with pytest.raises(ServerRefusal, match=r"with other weights or in another precision: its log-probs differ by \d"):
         world.agent.publish(0)
     world.pool.close()
     server.stop()

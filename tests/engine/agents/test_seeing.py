@@ -23,7 +23,7 @@ from grpo_tui.envs.content import ImageBlock, Picture, TextBlock
 
 from .seeing_models import ARCHITECTURES, agent, model, picture
 
-pytestmark = pytest.mark.skipif(OLD_CHECKPOINTING, reason="policies that see need transformers 5.23")
+pytestmark = pytest.mark.skipif(OLD_CHECKPOINTING, reason="vision policies need transformers 5.23")
 SIZES = ((24, 24), (40, 16), (16, 56), (33, 47))
 
 
@@ -69,7 +69,7 @@ def test_before_training_acting_is_compared_with_the_models_own_pass(architectur
         seeing.two_way = False
     else:
         return
-    with pytest.raises(VisionError, match=r"gives other log-probs when it acts on a cache .* nats apart"):
+    with pytest.raises(VisionError, match=r"gives different log-probs when it acts on a cache .* nats apart"):
         check_vision(acting)
 
 

@@ -139,7 +139,7 @@ def test_text_with_other_line_ends_stays_in_its_line(tmp_path):
         ),
         (
             json.dumps({"messages": [{"role": r, "content": "x"} for r in ("user", "assistant", "tool", "assistant")]}),
-            "message 3 has the role 'tool'; .* the role user, in which the observations of environments arrive",
+            "message 3 has the role 'tool'; .* the role user, like observations of environments",
         ),
         (
             json.dumps({"messages": [{"role": r, "content": "x"} for r in ("developer", "user", "assistant")]}),

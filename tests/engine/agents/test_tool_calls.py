@@ -168,7 +168,7 @@ WRITES_CALLS = (
 
 def test_a_form_of_calls_that_no_parser_fits_is_reported() -> None:
     unknown = NativeCalls.of(ChatBridge(tokenizer(WRITES_CALLS, "<e>")))
-    assert unknown is not None and "no parser fits its form of a call" in unknown.problem
+    assert unknown is not None and "no parser fits its call format" in unknown.problem
     known = WRITES_CALLS.replace("CALL@{{ c.function.name }}@", "[TOOL_CALLS]{{ c.function.name }}[ARGS]")
     fitting = NativeCalls.of(ChatBridge(tokenizer(known, "<e>")))
     assert fitting is not None and fitting.problem == ""

@@ -172,7 +172,7 @@ def test_a_conversation_that_is_too_long_for_the_server_ends_only_its_rollout(fo
 def test_a_refused_key_is_one_sentence_without_the_key(folder: Path, server: ChatServer) -> None:
     server.refuse = lambda body, number: (401, {}, f"Incorrect API key provided: {KEY}")
     done = command(folder, f"{server.url}@calc", "--config", "calculator.yaml", "--api-key-env", "MY_KEY", MY_KEY=KEY)
-    assert done.returncode == 1 and "the key is that of $MY_KEY" in done.stderr, done.stderr
+    assert done.returncode == 1 and "the key comes from $MY_KEY" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and KEY not in done.stderr + done.stdout
     assert not [f for f in folder.rglob("*") if f.is_file() and KEY.encode() in f.read_bytes()]
 
@@ -207,7 +207,7 @@ def test_an_address_where_nothing_listens_is_one_sentence(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("subject", "why"),
     [
-        ("http://127.0.0.1:9/v1", "which model"),
+        ("http://127.0.0.1:9/v1", "no model of"),
         ("http://user:pass@127.0.0.1:9/v1", "would be recorded with its key"),
         ("http://127.0.0.1:9/v1?api-key=12", "would be recorded with its key"),
     ],

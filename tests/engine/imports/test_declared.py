@@ -120,7 +120,7 @@ def test_a_shape_that_is_not_known_is_reported(tmp_path: Path):
     path = write(tmp_path / "a.jsonl", {"prompt": "hello there", "messages": unknown, "completion": ""})
     told = summary(path)
     assert told["coverage"]["share"] < 0.5 and list(told["coverage"]["low"]) == ["a.jsonl"]
-    assert any("the shape of its messages is not known" in s["why"] for s in told["skipped"])
+    assert any("its message format is unknown" in s["why"] for s in told["skipped"])
 
 
 def test_all_parallel_calls_count_and_turns_stay_turns(tmp_path: Path, opened: Open):

@@ -158,7 +158,7 @@ def test_infinite_rewards_do_not_stretch_the_histogram(tmp_path: Path, opened: O
 
 def test_a_lone_line_that_is_torn_is_said(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text(line()[:20])
-    with pytest.raises(DumpError, match=r"the last line of .*a\.jsonl is no JSON, or is still being written"):
+    with pytest.raises(DumpError, match=r"the last line of .*a\.jsonl is not JSON, or is still being written"):
         open_dump(tmp_path / "a.jsonl", whole=True)
 
 
@@ -361,7 +361,7 @@ def test_a_file_whose_name_is_no_utf_8_is_told_and_costs_only_itself(tmp_path: P
     reader = opened(tmp_path)
     assert reader.rollouts.total() == 1
     (skipped,) = reader.info().facts["skipped"]
-    assert "is no UTF-8; rename it" in skipped["why"]
+    assert "is not UTF-8; rename it" in skipped["why"]
 
 
 def test_a_lone_line_that_is_too_long_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -71,7 +71,7 @@ def test_rollouts_that_a_writers_index_names_and_no_file_holds_are_said(tmp_path
     opened = open_dump(tmp_path / "run", whole=True)
     (said,) = opened.summary["skipped"]  # type: ignore[misc]
     assert said["file"].endswith("stream.index.jsonl")
-    assert said["why"] == f"it names {lost} rollouts that no readable file holds"
+    assert said["why"] == f"it names {lost} rollouts that no readable file contains"
     assert open_dump(tmp_path / "run").summary["skipped"] == [said], "also when it is opened again"
 
 
@@ -83,7 +83,7 @@ def test_samples_of_which_a_log_holds_the_summary_alone_are_said(tmp_path: Path)
     log.close()
     summary = open_dump(tmp_path / "a.eval", whole=True).summary
     assert summary["rollouts"] == 1
-    assert [s["why"] for s in summary["skipped"]] == ["it names 1 rollout that no readable file holds"]  # type: ignore[attr-defined, index, union-attr]
+    assert [s["why"] for s in summary["skipped"]] == ["it names 1 rollout that no readable file contains"]  # type: ignore[attr-defined, index, union-attr]
 
 
 def log_of(path: Path, samples: int, *, lost: int | None = None, summaries: str = "summaries.json") -> Path:

@@ -49,7 +49,7 @@ def test_a_file_or_folder_behind_a_link_counts_once(tmp_path: Path, opened: Open
     (dump / "gone.jsonl").symlink_to(tmp_path / "nowhere")
     reader = opened(dump)
     assert sorted(r.reward or 0.0 for r in reader.rollouts.page()) == list(range(7))
-    assert skipped(reader) == [("gone.jsonl", "the link leads to no file (No such file or directory)")]
+    assert skipped(reader) == [("gone.jsonl", "the link points to no file (No such file or directory)")]
 
 
 def test_a_table_of_pandas_has_an_index_without_a_name(tmp_path: Path, opened: Open) -> None:
@@ -192,7 +192,7 @@ def test_a_list_opens_however_it_is_written_and_a_damaged_item_costs_only_itself
     assert [reader.bodies.trajectory(r.n).trajectory.prompt for r in reader.rollouts.page()] == [
         f"q{reward}" for reward in rewards
     ]
-    assert len(skipped(reader)) == problems and all("no JSON" in why for _, why in skipped(reader))
+    assert len(skipped(reader)) == problems and all("is not JSON" in why for _, why in skipped(reader))
 
 
 TALK = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -251,7 +251,7 @@ def test_what_a_trainer_keeps_beside_its_rollouts_is_no_damage_and_no_metric(
 @pytest.mark.parametrize(("pack", "name"), [(bz2.compress, "bzip2"), (lzma.compress, "xz")])
 def test_another_compression_is_named(pack: Callable[[bytes], bytes], name: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(pack(row(0).encode()))
-    with pytest.raises(DumpError, match=f"packed with {name}; unpack it, or pack it with gzip"):
+    with pytest.raises(DumpError, match=f"compressed with {name}; unpack it, or use gzip"):
         open_dump(tmp_path / "a", whole=True)
 
 

@@ -316,7 +316,7 @@ def test_a_key_of_a_writers_own_is_a_column(tmp_path: Path, opened: Open, docume
 
 def test_a_log_without_samples_is_known_and_said_to_hold_none(tmp_path: Path):
     (tmp_path / "log.json").write_text(json.dumps({"version": 2, "status": "started", "eval": {"task": "t"}}))
-    with pytest.raises(DumpError, match="was recognised as inspect-ai samples, but there is no rollout in it"):
+    with pytest.raises(DumpError, match="was recognised as inspect-ai samples, but contains no rollout"):
         open_dump(tmp_path / "log.json", whole=True)
 
 
@@ -505,7 +505,7 @@ def test_a_large_list_is_read_item_by_item(
     cut = opened_of(tmp_path, opened, text[: len(text) // 2])
     assert 0 < cut.rollouts.total() < 40
     (skipped,) = cut.info().facts["skipped"]
-    assert "no JSON" in skipped["why"] and skipped["line"] == cut.rollouts.total() + 1
+    assert "is not JSON" in skipped["why"] and skipped["line"] == cut.rollouts.total() + 1
     damaged = text.replace('"score": 20', '"score": twenty')
     kept = opened_of(tmp_path, opened, damaged)
     assert [r.reward for r in kept.rollouts.page(limit=40)] == [n for n in range(40) if n != 20]

@@ -96,7 +96,7 @@ def test_a_template_without_its_marks_may_call_the_agent_model():
     [
         ("<function=look>\n<parameter=x>\n1\n</parameter>\n<parameter=of>\nred\n</parameter>\n</function>", None),
         ("look\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n<arg_key>of</arg_key><arg_value>red</arg_value>", None),
-        ("look", "the call is no JSON"),
+        ("look", "the call is not JSON"),
     ],
 )
 def test_calls_in_tags_are_no_broken_json(body: str, problem: str | None):
@@ -413,7 +413,7 @@ def test_an_episode_of_verifiers_that_failed_before_a_trace(tmp_path: Path, open
     partly = {"id": "f", "env": {"id": "x"}, "traces": [{"id": "t", "nodes": nodes, "rewards": rewards}]}
     lost, scored = read(opened(write(tmp_path / "traces.jsonl", failed, partly)))
     assert (lost.trajectory.id, lost.trajectory.error) == ("e", "Setup: no sandbox")
-    assert scored.trajectory.env_reward is None and "total is not known" in scored.unknown["reward"]
+    assert scored.trajectory.env_reward is None and "total is unknown" in scored.unknown["reward"]
 
 
 def test_columns_of_scores_are_rewards(tmp_path: Path, opened: Open):

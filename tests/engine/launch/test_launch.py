@@ -254,7 +254,7 @@ def test_what_lives_on_after_a_crash_is_named_and_ended_by_stop(start_small, mon
     run = until(lambda i: i.status == "running", start_small(config=config))
     os.kill(run.pid or 0, signal.SIGKILL)
     crashed = until(lambda i: i.status == "crashed", run)
-    with pytest.raises(LaunchError, match=r"'worker' \(pid \d+\) of run .* still lives: `grpo-tui stop .*` ends it"):
+    with pytest.raises(LaunchError, match=r"'worker' \(pid \d+\) of run .* is still alive: `grpo-tui stop .*` ends it"):
         start_small(config=config, resume=run.id)
     stop_run(crashed, timeout=20)
     again = start_small(config=config, resume=run.id)
@@ -303,7 +303,7 @@ def test_an_id_that_is_taken(start_small, runs_dir: Path):
 
 def test_a_folder_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, start_small):
     (tmp_path / "file").write_text("")
-    with pytest.raises(LaunchError, match="no run can be made"):
+    with pytest.raises(LaunchError, match="no run can be created"):
         start_run(RunConfig(), runs_dir=tmp_path / "file" / "runs")
 
 
@@ -410,7 +410,7 @@ def test_a_run_with_a_process_left_is_not_deleted(runs_dir: Path):
     write_json(runs_dir / "r" / "processes" / "engine.json", {"status": "crashed", "time": 5.0})
     worker = runs_dir / "r" / "processes" / "worker.json"
     write_json(worker, {"status": "running", "time": 5.0, **identity()})
-    with pytest.raises(LaunchError, match="the process 'worker' of run r still lives"):
+    with pytest.raises(LaunchError, match="the process 'worker' of run r is still alive"):
         delete_run(find_run(runs_dir, "r"))
     write_json(worker, {"status": "stopped", "time": 5.0, **identity()})  # it is about to exit
     delete_run(find_run(runs_dir, "r"))

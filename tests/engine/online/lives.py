@@ -127,7 +127,7 @@ def work(folder: Path, steps: int, online: dict[str, Any]) -> None:
 
     config = online_config(
         commit_every=2, snapshot_every=2, keep_snapshots=2, staleness_limit=10**6,
-        kl={"limit": 1e-3},  # so that some updates stay and some are taken back
+        kl={"limit": 1e-3},  # so that some updates stay and some are reverted
         **online,
     )  # fmt: skip
     tell = lambda message: print(f"told {json.dumps(message)}", flush=True)  # noqa: E731

@@ -90,7 +90,7 @@ def work(run_dir: Path) -> None:
         snapshot_every=2,
         keep_snapshots=2,
         staleness_limit=10**6,
-        kl={"limit": 3e-3},  # about the first ten updates stay, and most of those after them are taken back
+        kl={"limit": 3e-3},  # about the first ten updates stay, and most of those after them are reverted
     )
     worker = UpdateWorker(PolicyUpdater(lora_model(), config), OnlineFolder(run_dir), config, base_model="tiny")
     while worker.step():

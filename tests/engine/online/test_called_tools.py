@@ -106,7 +106,7 @@ def json_schema(**schema: Any) -> dict[str, Any]:
 def test_a_text_is_checked_to_be_json(run: Served) -> None:
     form = {"type": "json_object"}
     assert json.loads(run.ask(asked("Object."), response_format=form).choices[0].message.content) == {"colour": "red"}
-    for question, why in (("Hello.", "it is not JSON"), ("List.", "it is no JSON object")):
+    for question, why in (("Hello.", "it is not JSON"), ("List.", "it is not a JSON object")):
         with pytest.raises(openai.UnprocessableEntityError, match=why):
             run.ask(asked(question), response_format=form)
     assert run.ask(asked("Hello."), response_format={"type": "text"}).choices[0].message.content == "Hi."
@@ -164,7 +164,7 @@ def test_a_hostile_schema_costs_little_and_fetches_nothing() -> None:
     assert JsonSchema({"properties": {"pattern": {"type": "string"}}}).problem({"pattern": 1}) is not None
     huge = JsonSchema({"multipleOf": 0.1}).problem(10**400)
     assert huge is not None and huge.startswith("the schema cannot be checked")
-    with pytest.raises(ValueError, match="it is no JSON schema"):
+    with pytest.raises(ValueError, match="it is not a JSON schema"):
         JsonSchema({"type": "colour"})
 
 
@@ -271,7 +271,7 @@ def test_a_response_continues_the_one_before(run: Served) -> None:
     assert second.output_text == SURE
     assert [step.text for step in recorded(run, second)[0].steps] == ["Hi.", SURE]
     for unknown in ("resp_999-x", "nonsense"):
-        with pytest.raises(openai.BadRequestError, match="is not remembered"):
+        with pytest.raises(openai.BadRequestError, match="is not stored"):
             client.responses.create(model=run.model, input=AGAIN, previous_response_id=unknown)
     with pytest.raises(openai.BadRequestError, match="only their caller"):  # another user
         client.responses.create(model=run.model, input=AGAIN, previous_response_id=first.id, user="another")

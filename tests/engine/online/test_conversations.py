@@ -141,4 +141,4 @@ def test_serving_continues_after_an_answer_that_cannot_be_learnt_from() -> None:
         keeper=told,
     )
     assert Serving._learn(cast(Serving, broken), [answer], 0) == []
-    assert "Nothing is learnt from request 5: [Errno 28] No space" in told.event.call_args.args[1]
+    assert "Nothing is learned from request 5: [Errno 28] No space" in told.event.call_args.args[1]

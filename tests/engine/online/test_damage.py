@@ -114,7 +114,7 @@ def test_all_snapshots_gone_the_last_validated_is_published_under_the_next_numbe
     shutil.rmtree(tmp_path / "run" / "snapshots")
     run = Run(tmp_path / "run")
     assert pointed_version(run.folder.snapshots) == version + 1
-    assert any(f"Version {version} is gone" in m for m in run.told)
+    assert any(f"Version {version} is missing" in m for m in run.told)
 
 
 def test_state_and_queue_gone_the_newest_snapshot_is_the_truth(
@@ -184,7 +184,7 @@ def test_a_task_whose_bytes_changed_is_not_learnt_from(tmp_path: Path) -> None:
     db.commit()
     db.close()
     run.work(2)
-    assert dict(run.worker.queue.tasks("refused")) == {"request-0": "its bytes in the queue are damaged"}
+    assert dict(run.worker.queue.tasks("refused")) == {"request-0": "its data in the queue is damaged"}
     assert [r["experience"] for r in run.contributions()] == ["request-1"]
 
 

@@ -75,7 +75,7 @@ def test_an_engine_that_is_resumed_on_a_full_disk_waits(disk: Disk, monkeypatch:
     thread = threading.Thread(target=lambda: opened.append(assembly.patiently(open_it, control, told.append)))
     thread.start()
     wait_for(lambda: told)
-    assert "Serving waits for that" in told[0] and not opened
+    assert "Serving waits until this is fixed" in told[0] and not opened
     disk.free()
     thread.join(60)
     assert opened[0] is not None and opened[0].depth() == 0

@@ -26,21 +26,21 @@ WRONG: list[tuple[Any, int, str]] = [
     (b"\xff\xfe", 400, "not JSON"),
     ("[" * 9_000, 400, "nested too deeply"),
     (b'{"task_data": ' + b'{"a":' * 80 + b"1" + b"}" * 81, 400, "nested too deeply"),
-    (b'{"model": "other", "model": "tiny"}', 400, "the key 'model' comes twice"),
+    (b'{"model": "other", "model": "tiny"}', 400, "the key 'model' occurs twice"),
     (b'{"task_data": {"question": "half \\ud83d a face"}}', 400, "lone surrogate"),
     (b'{"task_data": {"question": "half \xed\xa0\xbd a face"}}', 400, "not JSON: 'utf-8' codec can't decode"),
     ('{"task_data": {"question": "half \\ud83d a face"}}'.encode("utf-16"), 400, "not JSON"),
     (b'{"max_tokens": ' + b"9" * 5000 + b"}", 400, "a number has 5000 digits"),
     (b"[1, 2]", 400, "must be a JSON object, not list"),
-    ({}, 400, "give messages"),
+    ({}, 400, "give either messages"),
     ({"messages": []}, 400, "messages is empty"),
     ({"messages": [{"role": "system", "content": "x"}]}, 400, "of the role user"),
     ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0]: tool_call_id must be the id of a call"),
     ({"messages": [{"role": "judge", "content": "x"}]}, 400, "messages[0].role"),
-    ({"messages": [{"role": "user", "content": ""}]}, 400, "holds no text"),
+    ({"messages": [{"role": "user", "content": ""}]}, 400, "contains no text"),
     ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, 400, "messages[0].content[0]"),
-    ({"messages": [{"role": "user", "content": "x", "colour": "y"}]}, 400, "messages[0].colour: is no known field"),
+    ({"messages": [{"role": "user", "content": "x", "colour": "y"}]}, 400, "messages[0].colour: is not a known field"),
     ({**ASK, "temperature": -1}, 400, "temperature"),
     ({**ASK, "temperature": "hot"}, 400, "temperature"),
     ({**ASK, "max_tokens": 0}, 400, "max_tokens"),
@@ -77,7 +77,7 @@ def test_text_of_any_language_and_numbers_of_any_size_are_taken(world: World) ->
 def test_a_key_that_comes_twice_among_many_is_found_at_once() -> None:
     many = ",".join(f'"{i}":0' for i in range(20_000))
     began = time.process_time()
-    with pytest.raises(HttpProblem, match="the key '7' comes twice"):
+    with pytest.raises(HttpProblem, match="the key '7' occurs twice"):
         parsed(f'{{{many},"7":1}}'.encode())
     assert time.process_time() - began < 2
 
@@ -189,7 +189,7 @@ def test_who_asks_is_known_by_token_else_by_address_and_no_header_changes_that(w
 def test_open_to_others_only_with_a_token(tmp_path: Path) -> None:
     with pytest.raises(ServeError, match="set GRPO_TUI_TOKEN"):
         AnswerServer("0.0.0.0:0", RequestSource(), StandIn(), uploads=Uploads(tmp_path))
-    with pytest.raises(ServeError, match="right would be HOST:PORT"):
+    with pytest.raises(ServeError, match="expected HOST:PORT"):
         parse_address("8000")
     assert parse_address(":8000") == ("127.0.0.1", 8000) and parse_address("[::1]:1") == ("::1", 1)
     assert is_loopback("::1") and is_loopback("localhost") and not is_loopback("10.0.0.1") and not is_loopback("")

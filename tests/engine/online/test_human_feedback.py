@@ -104,7 +104,7 @@ def test_feedback_from_which_nothing_is_learnt_keeps_its_reason(tmp_path: Path) 
     keeper, answer = keeper_of(engine(), tmp_path)
     keeper.ready.append((1, given, "", replace(answer, policy_version=9)))  # its version went while samples were drawn
     keeper.process_drawn()
-    assert "nothing can be learnt from it any more: Snapshot 9" in keeper.outcome(1)["reason"]
+    assert "learning from it is no longer possible: Snapshot 9" in keeper.outcome(1)["reason"]
 
 
 def test_an_answer_without_feedback_is_listed_with_the_whole_conversation() -> None:

@@ -54,7 +54,7 @@ def test_pictures_of_a_conversation_go_to_a_policy_that_sees(tmp_path):
     blocks = row["task_data"]["messages"][0]["content"]
     assert [b["type"] for b in blocks] == ["image", "image", "text"]
     assert all(Path(b["image"]).is_file() for b in blocks[:2])
-    with pytest.raises(HttpProblem, match="a picture can be asked about in one question"):
+    with pytest.raises(HttpProblem, match="images are only supported in a single question"):
         row_of(conversation("red"), uploads, config, None)
 
 
@@ -95,9 +95,9 @@ def test_an_update_runs_on_the_images_that_the_answer_was_given_to(tmp_path):
     for file in (tmp_path / "seen").iterdir():
         file.write_bytes(file.read_bytes()[:100])
     kept = [p.detach().clone() for p in updater.parameters.values()]
-    with pytest.raises(TaskError, match="is not among those of the run"):
+    with pytest.raises(TaskError, match="is not among the run's images"):
         PolicyUpdater(net, config, images=ImageFolder(tmp_path / "seen")).apply(again)
-    with pytest.raises(TaskError, match="this learner keeps none"):
+    with pytest.raises(TaskError, match="this learner stores none"):
         PolicyUpdater(net, config).apply(again)
     assert all(torch.equal(p, k) for p, k in zip(updater.parameters.values(), kept, strict=True))
     elsewhere = (("../x", "../y"),) * len(again.experience.images)

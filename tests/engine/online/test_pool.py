@@ -139,7 +139,7 @@ def test_a_server_that_dies_in_the_middle_or_names_another_version_costs_no_answ
         server.fail("wrong model", "stale")
     assert [world.version() for _ in range(3)] == [0] * 3
     said = world.events("alert")
-    assert any("it answered with 'base' where 'run-v0-" in sentence for sentence in said), said
+    assert any("it answered as 'base', but 'run-v0-" in sentence for sentence in said), said
 
 
 def test_without_servers_callers_are_told_and_the_engine_waits_for_them(make: Callable[..., World]) -> None:
@@ -150,7 +150,9 @@ def test_without_servers_callers_are_told_and_the_engine_waits_for_them(make: Ca
     for _ in range(2):  # from the start, and after they were there
         refused = world.post()
         assert refused.status_code == 503 and int(refused.headers["Retry-After"]) > 0
-        wait_for(lambda: "no rollout server is in" in world.post().json()["error"]["message"], "that it is said", 20)
+        wait_for(
+            lambda: "no rollout server is available" in world.post().json()["error"]["message"], "that it is said", 20
+        )
         status, health = world.health()
         assert (status, health["status"], health["rollout_servers"]) == (503, "degraded", {"in": 0, "of": 2})
         for server in world.servers:
@@ -161,7 +163,9 @@ def test_without_servers_callers_are_told_and_the_engine_waits_for_them(make: Ca
         for server in world.servers:
             server.stop()
         wait_for(lambda: world.post().status_code == 503, "their end", 20)
-    assert any("Nothing can be answered: no rollout server is in (http" in said for said in world.events("alert"))
+    assert any(
+        "Nothing can be answered: no rollout server is available (http" in said for said in world.events("alert")
+    )
     world.stop()  # also while nothing can be answered
     for server in world.servers:
         server.start()

@@ -120,7 +120,7 @@ def test_resuming_names_what_blocks_and_stop_ends_it(leftover: Any, monkeypatch:
 
     monkeypatch.setattr(start, "ENDING_SECONDS", 0.2)
     with pytest.raises(
-        LaunchError, match=rf"'worker' \(pid {worker.pid}\) of run one still lives: `grpo-tui stop one`"
+        LaunchError, match=rf"'worker' \(pid {worker.pid}\) of run one is still alive: `grpo-tui stop one`"
     ):
         start_run(read_config(run_dir), runs_dir=run_dir.parent, resume="one")
     command = [sys.executable, "-m", "grpo_tui.tui.cli", "stop", "one", "--runs-dir", str(run_dir.parent)]

@@ -90,7 +90,7 @@ def test_a_damaged_snapshot_or_another_policy_is_refused(run_on: Callable[[str],
     found.close()
     second.worker.close()
     other = get_peft_model(base_model(64), LoraConfig(r=8, target_modules="all-linear"))
-    with pytest.raises(QueueError, match=r"of another policy.*online\.queue_name"):
+    with pytest.raises(QueueError, match=r"belongs to another policy.*online\.queue_name"):
         UpdateWorker(PolicyUpdater(other, first.config), first.folder, first.config, base_model="other")
 
 

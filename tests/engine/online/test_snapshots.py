@@ -141,7 +141,7 @@ def flip_byte(path: Path) -> None:
     ("damage", "message"),
     [
         (lambda f: flip_byte(f / file_name(3)), "ema_model_snapshot.v3.safetensors does not match its checksum"),
-        (lambda f: (f / file_name(3)).write_bytes(b"short"), "has 5 bytes, its manifest says"),
+        (lambda f: (f / file_name(3)).write_bytes(b"short"), "has 5 bytes, but its manifest lists"),
         (lambda f: (f / file_name(3)).unlink(), "is missing"),
         (lambda f: (f / "ema_model_snapshot.v3.json").unlink(), "has no readable manifest"),
         (lambda f: (f / "ema_model_snapshot.v3.json").write_text("[]"), "has no readable manifest"),

@@ -152,7 +152,7 @@ def test_a_task_that_kills_the_worker_is_set_aside(tmp_path: Path, monkeypatch: 
         run.abandon()
     while run.worker.step():
         pass
-    assert run.worker.queue.tasks("refused") == [("request-0", "the worker ended 2 times while it was being applied")]
+    assert run.worker.queue.tasks("refused") == [("request-0", "the worker ended 2 times while applying it")]
     assert run.worker.queue.tasks("applied") == [("request-1", "")]
 
 
@@ -269,7 +269,7 @@ def test_no_version_answers_before_it_was_validated(tmp_path: Path) -> None:
         good = torch.cat([t.flatten() for t in served.tensors().values()])
     assert torch.equal(run.weights().sort().values, good.sort().values) and not torch.equal(good, start)
     row = next(r.row for r in run.worker.queue.journal(limit=10**6) if r.row["kind"] == "back")
-    assert row["update"] == 6 and row["message"] == "updates 3 to 8 are taken back"
+    assert row["update"] == 6 and row["message"] == "updates 3 to 8 are reverted"
     assert row["request"] == 5  # that of the update that was judged, not where the run is by now
 
     run.abandon()  # all of it outlives a restart
@@ -405,11 +405,11 @@ def test_the_user_may_accept_the_present_level(tmp_path: Path) -> None:
     run.put(6)
     run.work(2)
     judged(run, 0.5)
-    assert run.worker.publisher.release() == "the next validation sets a new measure"
+    assert run.worker.publisher.release() == "the next validation sets a new baseline"
     run.work(2)
     judged(run, 0.5)
     assert pointed_version(run.folder.snapshots) == 2
-    assert run.worker.publisher.release() == "publishing was not held"
+    assert run.worker.publisher.release() == "publishing was not on hold"
 
 
 # ---------------------------------------------------------------------------------------------------- killed for real

@@ -95,7 +95,9 @@ def test_a_prompt_that_only_its_tools_make_too_long_is_refused_before_training(t
     plain = configured(tmp_path, template, tools=False)
     room = tokens_told(plain) + 8
     limits = TrainingConfig(max_trajectory_tokens=room, max_turn_tokens=4)
-    with pytest.raises(DataError, match=f"the prompt has [0-9]+ tokens, and a prompt with its answer may have {room}"):
+    with pytest.raises(
+        DataError, match=f"the prompt has [0-9]+ tokens, but a prompt with its answer may have at most {room}"
+    ):
         fitting(rows, policy, environment, limits, "stop")
     rows = load_rows(plain.environment, "train", 0, tokenizer, plain.data)
     assert fitting(rows, policy, environment, limits, "stop") == rows

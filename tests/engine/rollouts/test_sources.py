@@ -135,7 +135,7 @@ LINES = {
     "two system prompts": (
         '{"prompt": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]}\n',
         {"system_prompt": "c"},
-        "has a system message already",
+        "already has a system message",
     ),
     "template": ('{"q": "a"}\n', {"prompt_template": "{question}"}, "names {question}, but .* has the columns q"),
     "constant template": ('{"q": "a"}\n', {"prompt_template": "hello"}, "names no column"),
@@ -145,12 +145,12 @@ LINES = {
     "a key twice": (
         '{"prompt": "a"}\n{"prompt": "a", "prompt": "b"}\n',
         {},
-        "row 2: .*the key prompt stands there twice",
+        "row 2: .*the key prompt occurs twice",
     ),
     "no messages": ('{"prompt": []}\n', {}, "row 1: prompt is empty"),
-    "a split of a file": ('{"prompt": "a"}\n', {"eval_split": "test"}, "has no splits, and test is asked of it"),
-    "another split of a file": ('{"prompt": "a"}\n', {"split": "test"}, "has no splits, and test is asked of it"),
-    "a name of a file": ('{"prompt": "a"}\n', {"name": "main"}, "data.name is for datasets of the hub"),
+    "a split of a file": ('{"prompt": "a"}\n', {"eval_split": "test"}, "has no splits, but test is requested"),
+    "another split of a file": ('{"prompt": "a"}\n', {"split": "test"}, "has no splits, but test is requested"),
+    "a name of a file": ('{"prompt": "a"}\n', {"name": "main"}, "data.name is only for hub datasets"),
     "empty answer": ('{"prompt": "a", "y": "1"}\n{"prompt": "b", "y": ""}\n', {"answer": "y"}, "row 2: y is empty"),
 }
 
@@ -172,9 +172,9 @@ def test_sources_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for source, said in (
         (" ", "data.source is empty"),
         (str(tmp_path / "gone.jsonl"), "there is no file"),
-        (str(tmp_path), "is no saved dataset"),
+        (str(tmp_path), "is not a saved dataset"),
         (str(tmp_path / "notes.txt"), "ends in .txt; files that can be read: .jsonl, .json, .csv, .parquet"),
-        ("nobody/nothing-of-this-name", "cannot be had from the hub"),
+        ("nobody/nothing-of-this-name", "is not available from the hub"),
     ):
         with pytest.raises(DataError, match=said):
             load_tasks(DataConfig(source=source), "train", 0)
@@ -183,9 +183,9 @@ def test_sources_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         load_tasks(DataConfig(source=str(tmp_path / "wide.csv")), "train", 0)
     for name, text, said in (
         ("short.csv", "prompt,answer\na,b\nc\n", "row 2: 1 cells, but the header has 2"),
-        ("semi.csv", "prompt;answer\na;b\n", "its cells are separated by semicolons, and commas are read"),
+        ("semi.csv", "prompt;answer\na;b\n", "its cells are separated by semicolons, not by commas"),
         ("numbers.json", "[1, 2]", "row 1: a row must be a JSON object"),
-        ("inside.json", '{"data": [{"prompt": "a"}]}', "where its rows stand in data, write the list of them alone"),
+        ("inside.json", '{"data": [{"prompt": "a"}]}', "if its rows are in data, write only that list"),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(DataError, match=said):

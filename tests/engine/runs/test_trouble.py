@@ -87,7 +87,7 @@ def test_a_full_disk_costs_rows_and_not_the_run(tmp_path: Path):
         assert sum(e.data["dropped"] for e in events) == dropped
         metrics = len(reader.metrics.points("a"))
         assert reader.rollouts.total() + metrics + dropped == 50 + 198 * 51 + 1
-    said = [line for line in done.stderr.splitlines() if "training goes on" in line]
+    said = [line for line in done.stderr.splitlines() if "training continues" in line]
     assert 1 <= len(said) <= 3
     assert all("disk" in line for line in said)
 
@@ -111,8 +111,8 @@ def test_viewers_are_warned_of_a_full_disk_at_once_and_learn_how_the_run_ended(r
             assert time.monotonic() < deadline, look(run_dir).facts
             time.sleep(0.01)
 
-    warned(f"the disk of {run_dir} is full; training goes on without its record, which resumes when it can")
-    waits = "saved_models/x cannot be written; the run waits and tries again until it can be"
+    warned(f"the disk of {run_dir} is full; training continues without its record until writing works again")
+    waits = "saved_models/x cannot be written; the run waits and retries"
     writer.event("record", waits)
     warned(waits)
     writer.status("finished", step=9, exit_code=0)
@@ -134,7 +134,7 @@ def test_a_removed_folder_is_not_made_again_and_said_once(run_dir: Path, make_re
         writer.save_image(make_record, f"image {step}")  # type: ignore[arg-type]
         time.sleep(0.01)
     assert not writer.flush(2)
-    assert told == [told[0]] and "was removed" in told[0] and "training goes on" in told[0]
+    assert told == [told[0]] and "was removed" in told[0] and "training continues" in told[0]
     assert not run_dir.exists()
     writer.close()
     assert writer.dropped == 58 * 10 + 58 * 2
@@ -155,7 +155,7 @@ def test_a_folder_that_comes_back_is_written_again(run_dir: Path, make_record):
     while not writer.flush(1) and time.monotonic() < deadline:
         time.sleep(0.05)
     writer.close()
-    assert writer.dropped == 0 and len(told) == 2 and "written again" in told[1]
+    assert writer.dropped == 0 and len(told) == 2 and "recording has resumed" in told[1]
     with RunReader(run_dir) as reader:
         assert [r.step for r in reader.rollouts.page()] == [1] * 5 + [2] * 5
         assert len(reader.events(["record"])) == 1
@@ -185,7 +185,7 @@ def test_each_reason_is_told_and_a_disk_that_wavers_is_told_once(run_dir: Path, 
         while not writer.flush(1) and time.monotonic() < deadline:
             time.sleep(0.02)
     writer.close()
-    assert [("is full" in t, "written again" in t) for t in told] == [
+    assert [("is full" in t, "recording has resumed" in t) for t in told] == [
         (True, False),
         (True, True),
         (False, False),

@@ -66,7 +66,7 @@ def families(kinds: Iterable[str]) -> list[Any]:
 
 @pytest.mark.parametrize("kind", families(WITHOUT))
 def test_the_defaults_that_follow_from_a_model_train_it(tmp_path: Path, kind: str):
-    """Turns as long as the default; KL of the unchanged policy in nats a token."""
+    """Turns as long as the default; KL of the unchanged policy in nats per token."""
     found = trained(tmp_path, model_of_type(kind), "training.max_turn_tokens=128")
     assert found[metric.LEARNING_RATE] == 1e-3
     assert found[metric.TRL("completions/max_length")] > 100
@@ -86,7 +86,10 @@ def test_a_loss_about_another_policy_than_the_one_that_acted_ends_the_run(tmp_pa
     """The packed pass forgets its windows, which the comparison at the start cannot see here."""
     monkeypatch.setattr(Layout, "within", lambda self, window: self)
     monkeypatch.setattr(PackedForward, "agrees", lambda self: True)
-    with pytest.raises(ChangedPolicyError, match=r"before the first update their KL is 0.* nats a token, and 0.001 is"):
+    with pytest.raises(
+        ChangedPolicyError,
+        match=r"before the first update their KL is 0.* nats per token, and at most 0.001 is",
+    ):
         trained(tmp_path, model_of_type("mistral"), "training.max_turn_tokens=80")
 
 

@@ -28,7 +28,7 @@ def row(**changes):
         (row(env_config={"colour": "red"}), ["row 2", "colour"]),
         (row(env_config=[1]), ["row 2", "env_config must be a mapping"]),
         (row(task_data="{not json"), ["row 2", "task_data is text but not JSON"]),
-        (row(task_data={"begin": 3}), ["row 2", "cannot begin this task_data", "KeyError", "begin"]),
+        (row(task_data={"begin": 3}), ["row 2", "cannot start this task_data", "KeyError", "begin"]),
     ],
 )
 def test_a_bad_row_is_refused_with_its_number_and_the_reason(bad, words):

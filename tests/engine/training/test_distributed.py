@@ -53,4 +53,4 @@ def test_rollouts_do_not_depend_on_who_samples_them(two_processes, placement):
 def test_a_process_with_another_folder_of_the_run_is_refused(two_processes):
     same, own, *left = two_processes["other folders"]
     assert same == "" and not left
-    assert own.startswith("process 1 on ") and "must be one that every machine sees" in own
+    assert own.startswith("process 1 on ") and "every machine must see the folder of runs" in own

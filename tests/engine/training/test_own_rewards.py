@@ -224,7 +224,7 @@ def test_a_function_that_raises_ends_the_run_with_one_sentence_or_goes_on_withou
     [
         (
             {"prompt_template": "{number} " * 40},
-            "the prompt has [0-9]+ tokens, and a prompt with its answer may have 64",
+            "the prompt has [0-9]+ tokens, but a prompt with its answer may have at most 64",
         ),
         ({"prompt": "number"}, "number must be text or a list of messages"),
     ],

@@ -49,7 +49,7 @@ def test_what_the_user_put_there_is_never_overwritten(tmp_path: Path, kind: str)
     elif kind == "folder":
         mine.mkdir()
     (mine if kind == "file" else mine / "weights").write_text("mine")
-    assert f"{mine} stays as it is" in finish(tmp_path, "one")
+    assert f"{mine} is unchanged" in finish(tmp_path, "one")
     assert (mine if kind == "file" else mine / "weights").read_text() == "mine"
     assert (mine.parent / "rft-one" / "weights").read_text() == "one"
 

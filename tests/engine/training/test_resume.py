@@ -147,7 +147,7 @@ def test_what_was_recorded_is_not_given_up_when_there_is_nothing_to_go_on_from(c
     shutil.rmtree(checkpoint_folder(copied))
     assert run(copied, resume=True) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "has no whole checkpoint; its 6 recorded steps stay as they are" in said
+    assert "has no complete checkpoint; its 6 recorded steps are unchanged" in said
     assert recorded_rollouts(copied) == before
 
 
@@ -182,7 +182,9 @@ def test_damage_to_any_file_is_seen_before_it_is_used(copied, damage):
         assert found is not None and found[0] == before, file.name
         assert [d.path for d in damaged] == [path]
         # A wrong digit within `checksums.json` shows as damage to the file whose checksum it is.
-        assert file.name in damaged[0].why or (file.name == "checksums.json" and "as it was written" in damaged[0].why)
+        assert file.name in damaged[0].why or (
+            file.name == "checksums.json" and "has changed since it was written" in damaged[0].why
+        )
         file.write_bytes(kept)
     assert newest_whole(folder)[0] == (newest, path)
 
@@ -192,8 +194,8 @@ def test_a_damaged_checkpoint_is_said_and_made_again(copied, whole):
     assert run(copied, resume=True) == 0
     said = [m for m in events(copied, "record") if "damaged" in m]
     assert said == [
-        f"checkpoint-{STEPS} is damaged (adapter_model.safetensors is not as it was written); going on from "
-        f"checkpoint-{STEPS - 2}; the 2 steps made after it are made again"
+        f"checkpoint-{STEPS} is damaged (adapter_model.safetensors has changed since it was written); resuming from "
+        f"checkpoint-{STEPS - 2}; the 2 steps after it are repeated"
     ]
     assert_same_run(copied, whole)
     kept = ["adapters-1", "adapters-2", "checkpoint-4", "checkpoint-6"]
@@ -223,7 +225,7 @@ def test_a_full_disk_costs_checkpoints_and_the_result_waits_for_room(tmp_path, b
             time.sleep(0.1)
         assert "the checkpoint of step 2 could not be saved" in (folder / "log.txt").read_text()
         assert not list(checkpoint_folder(folder).glob(".tmp-*"))
-        while (now := look(folder).progress) is None or now.phase != "waiting for room on the disk":
+        while (now := look(folder).progress) is None or now.phase != "waiting for disk space":
             assert process.poll() is None and time.monotonic() < until
             time.sleep(0.1)
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -42,7 +42,7 @@ from .parts import policy as words
 from .parts import tokenizer as text_tokenizer
 from .pictures import make_pictures
 
-pytestmark = pytest.mark.skipif(OLD_CHECKPOINTING, reason="policies that see need transformers 5.23")
+pytestmark = pytest.mark.skipif(OLD_CHECKPOINTING, reason="vision policies need transformers 5.23")
 
 
 class LookEnv(MultiTurnEnv):
@@ -185,7 +185,7 @@ def test_training_over_several_turns_learns_and_encodes_each_picture_once(tmp_pa
     assert any("language_model" in n for n in changed)
 
 
-OWN_WORDS = "a message's own words hold the model's token for an image"
+OWN_WORDS = "a message contains the model's image token"
 
 
 def test_a_picture_that_cannot_be_shown_fails_its_own_rollouts(tmp_path):
@@ -217,9 +217,9 @@ def test_a_picture_that_cannot_be_shown_fails_its_own_rollouts(tmp_path):
     result = env.run_trial([{"index": i} for i in range(4)], acting, 2, seed=0)
     told = [t.error for t in result["trajectories"]]
     assert told[0] is None and told[1] is None
-    assert told[2] == told[3] == "prompt: the picture x.png cannot be loaded: the file is cut off"
-    assert "signs for an image" in str(told[4])
-    assert told[6] == "step 1: the text has 1 image tokens and its 0 images stand for 0: " + OWN_WORDS
+    assert told[2] == told[3] == "prompt: the image x.png cannot be loaded: the file is cut off"
+    assert "image tokens (" in str(told[4])
+    assert told[6] == "step 1: the text has 1 image tokens, but its 0 images need 0: " + OWN_WORDS
     seen = result["trajectories"][0].seen
     assert [(s.width, s.height, s.tokens) for s in seen] == [(24, 32, 12)]
 
@@ -274,14 +274,14 @@ def test_a_task_that_cannot_fit_or_be_seen_is_said_before_training():
     tasks = [Row(path, json.loads(config), task) for task in env.make_tasks("train", 2, 0)]
     acting = agent("qwen3_vl")
     check_images(tasks, lambda row: env, acting, 512)
-    with pytest.raises(DataError, match=r"36 of them for 1 images; with its answer it may have 40"):
+    with pytest.raises(DataError, match=r"36 of them for 1 images; with its answer it may have at most 40"):
         check_images(tasks, lambda row: env, acting, 40)
     assert acting.chat.vision is not None
     acting.chat.vision.max_images = 0
-    with pytest.raises(DataError, match=r"shows 1 images, and model.max_images is 0"):
+    with pytest.raises(DataError, match=r"shows 1 images, but model.max_images is 0"):
         check_images(tasks, lambda row: env, acting, 512)
     blind = TransformersAgent(words(), text_tokenizer())
-    with pytest.raises(DataError, match=r"model\.base takes no images"):
+    with pytest.raises(DataError, match=r"model\.base does not support images"):
         check_images(tasks, lambda row: env, blind, 512)
 
 

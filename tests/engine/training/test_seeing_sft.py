@@ -25,7 +25,7 @@ from grpo_tui.engine.training.sft import collect, run_sft
 from .parts import tokenizer as text_tokenizer
 from .pictures import make_pictures
 
-pytestmark = pytest.mark.skipif(OLD_CHECKPOINTING, reason="policies that see need transformers 5.23")
+pytestmark = pytest.mark.skipif(OLD_CHECKPOINTING, reason="vision policies need transformers 5.23")
 
 
 def settings(folder: Path, *more: str) -> RunConfig:
@@ -102,11 +102,11 @@ def test_a_picture_that_cannot_be_shown_costs_its_own_conversation(
     for number, why in ((2, "cannot be read as an image"), (4, "7,000 x 7,000 pixels")):
         assert any(f"line {number} is left out" in said and why in said for said in left_out), left_out
     path.write_text(conversation((pictures["broken"], "red")))
-    with pytest.raises(DemonstrationError, match=r"holds no conversation of at most .* tokens; line 1: .*broken"):
+    with pytest.raises(DemonstrationError, match=r"contains no conversation of at most .* tokens; line 1: .*broken"):
         collect(config, words, lambda name: True, vision)
     path.write_text(conversation((pictures["missing"], "red")))
     with pytest.raises(DemonstrationError, match=r"line 1: there is no image .*missing.png"):
         collect(config, words, lambda name: True, vision)
     path.write_text(conversation((pictures["red"], "red")))
-    with pytest.raises(DemonstrationError, match=r"line 1: it shows a picture, and model.base takes no images"):
+    with pytest.raises(DemonstrationError, match=r"line 1: it shows an image, but model.base takes no images"):
         read_conversations(path, text_tokenizer())

@@ -148,7 +148,7 @@ def test_a_run_whose_servers_are_gone_saves_its_step_says_so_and_goes_on_later(
     server.faults.extend([""] * 40 + ["500"] * 1000)
     assert run(folder) == 1
     said = capfd.readouterr().err
-    assert re.search(r"error: (no rollout server was left for 0\.3 s|a request failed \d+ times)", said)
+    assert re.search(r"error: (no rollout server was available for 0\.3 s|a request failed \d+ times)", said)
     assert "Traceback" not in said.splitlines()[-1]
     reached = newest_whole(checkpoint_folder(folder))[0]
     assert reached is not None and 0 < reached[0] < 4
@@ -230,7 +230,7 @@ def test_two_processes_whose_servers_are_gone_save_their_step_and_continue_later
     server.faults.extend([""] * 40 + ["500"] * 1000)
     done = by_two(folder)
     assert done.returncode == 1
-    assert re.search(r"error: (no rollout server was left for 0\.3 s|a request failed \d+ times)", done.stderr)
+    assert re.search(r"error: (no rollout server was available for 0\.3 s|a request failed \d+ times)", done.stderr)
     reached = newest_whole(checkpoint_folder(folder))[0]
     assert reached is not None and 0 < reached[0] < 4
     server.faults.clear()

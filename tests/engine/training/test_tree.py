@@ -129,7 +129,7 @@ def test_an_environment_that_does_not_repeat_itself_is_refused_in_one_sentence()
 def test_an_environment_with_trials_of_its_own_is_refused_in_one_sentence():
     runner = RolloutRunner(agent(), tokenizer(), GROUP, fresh=FRESH)
     path = f"{PlaybackEnv.__module__}.PlaybackEnv"
-    with pytest.raises(TrialError, match=r"PlaybackEnv has a run_trial of its own, which cannot branch"):
+    with pytest.raises(TrialError, match=r"PlaybackEnv has its own run_trial, which cannot branch"):
         runner.run([Row(path, {}, {"index": 0})], seed=1)
     assert runner.run([Row(path, {}, {"index": 0})], seed=1, split="eval")
 

@@ -51,7 +51,7 @@ class Api:
     async def chat(self, request: HttpRequest) -> Response:
         body = read(ChatRequest, await self.guard.json_body(request))
         if (body.messages is None) == (body.task_data is None):
-            raise HttpProblem(400, "give messages, or task_data, and not both", param="messages")
+            raise HttpProblem(400, "give either messages or task_data, not both", param="messages")
         if body.top_logprobs and not body.logprobs:
             raise HttpProblem(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         tools = tools_of(body)
@@ -80,8 +80,8 @@ class Api:
             if before is None:
                 raise HttpProblem(
                     400,
-                    f"the response {body.previous_response_id[:100]!r} is not remembered; only recent ones are, and "
-                    "only their caller continues them",
+                    f"the response {body.previous_response_id[:100]!r} is not stored; only recent ones are, and only "
+                    "their caller can continue them",
                     param="previous_response_id",
                     code="previous_response_not_found",
                 )
@@ -123,7 +123,7 @@ class Api:
             )
         except KeyError:
             raise HttpProblem(
-                404, f"the answer {feedback.id[:100]!r} is not remembered; only recent answers are", param="id"
+                404, f"the answer {feedback.id[:100]!r} is not stored; only recent answers are", param="id"
             ) from None
         except ValueError as error:
             raise HttpProblem(400, str(error)) from None
@@ -234,7 +234,7 @@ class Api:
             raise HttpProblem(
                 400,
                 f"{name} is not supported for this answer: it needs a conversation that the policy answers in its "
-                "running batch, without a vote, pictures or rollout servers",
+                "running batch, without a vote, images or rollout servers",
                 param=name,
                 code="unsupported_value",
             )
@@ -325,7 +325,7 @@ def make_app(api: Api) -> Starlette:
                 response = problem.response()
             except Exception:
                 log.exception("an HTTP request failed")
-                response = HttpProblem(500, "something went wrong here. See the run's log.").response()
+                response = HttpProblem(500, "internal error. See the run's log.").response()
             api.metrics.requests.labels(path, str(response.status_code)).inc()
             return response
 
@@ -352,7 +352,9 @@ def make_app(api: Api) -> Starlette:
         assert isinstance(error, HTTPException)
         endpoint = f"{request.method[:20]} {request.url.path[:100]}"
         if error.status_code == 405:
-            return HttpProblem(405, f"there is no {endpoint}; {request.url.path[:100]} takes another method").response()
+            return HttpProblem(
+                405, f"there is no {endpoint}; {request.url.path[:100]} accepts another method"
+            ).response()
         return HttpProblem(error.status_code, f"there is no {endpoint}; there is {', '.join(paths)}").response()
 
     return Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route})

@@ -39,7 +39,7 @@ class ServerMetrics:
         )
         self.latency = Histogram(
             "grpo_tui_answer_seconds",
-            "From a question's arrival to its answer.",
+            "Time from the arrival of a question to its answer.",
             buckets=LATENCY_S,
             registry=self.registry,
         )
@@ -49,7 +49,7 @@ class ServerMetrics:
         for name, text, value in (
             ("grpo_tui_waiting", "Questions that wait for the engine.", waiting),
             ("grpo_tui_policy_version", "The policy version that serves.", version),
-            ("grpo_tui_learning", "1 while the update worker lives.", learning),
+            ("grpo_tui_learning", "1 while the update worker is alive.", learning),
         ):
             gauge = Gauge(name, text, registry=self.registry)
             gauge.set_function(lambda value=value: float(value()))
@@ -95,7 +95,7 @@ class Engine:
         except queue.Full:
             wait = max(1, math.ceil(self.source.waiting * (self.source.seconds_a_request or 1.0)))
             raise HttpProblem(
-                429, "too many requests wait. Try again later.", code="rate_limit_exceeded", retry_after_s=wait
+                429, "too many requests are waiting. Try again later.", code="rate_limit_exceeded", retry_after_s=wait
             ) from None
         return future
 
@@ -110,7 +110,7 @@ class Engine:
             if future in done:
                 return self._checked(request, future)
             if disconnected in done:
-                raise HttpProblem(499, "the caller has gone")
+                raise HttpProblem(499, "the caller has disconnected")
             raise _timed_out(request)
         finally:
             request.cancelled.set()
@@ -186,7 +186,7 @@ class Engine:
             raise HttpProblem(500, "the request could not be answered. See the run's log.")
         answer = future.result()
         if answer.error is not None:
-            raise HttpProblem(422, f"the environment cannot begin this task: {answer.error}")
+            raise HttpProblem(422, f"the environment cannot start this task: {answer.error}")
         self.metrics.latency.observe(time.perf_counter() - request.arrived)
         for sample in answer.samples:
             written = int(sample.agent_mask.sum())

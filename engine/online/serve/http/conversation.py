@@ -46,14 +46,14 @@ class Uploads:
         head, _, data = url.partition(",")
         if not head.startswith("data:image/") or not head.endswith(";base64"):
             raise HttpProblem(
-                400, "a picture must be a data URL (data:image/png;base64,…): no address is fetched", param="url"
+                400, "an image must be a data URL (data:image/png;base64,…): no address is fetched", param="url"
             )
         try:
             raw = base64.b64decode(data, validate=True)
             with open_picture(io.BytesIO(raw), MAX_PIXELS) as image:
                 pixels = image.convert("RGB")
         except ValueError as error:
-            raise HttpProblem(400, f"the picture cannot be read: {error}", param="url") from error
+            raise HttpProblem(400, f"the image cannot be read: {error}", param="url") from error
         path = self.folder / f"{hashlib.sha256(raw).hexdigest()[:32]}.png"
         self.folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -118,13 +118,13 @@ def row_of(
         found = [part.url for part in message.parts if isinstance(part, ImagePart)]
         if found and message.role != "user":
             raise HttpProblem(
-                400, f"messages[{number}]: only messages of the role user hold pictures", param="messages"
+                400, f"messages[{number}]: only messages of the role user may contain images", param="messages"
             )
         paths = [uploads.picture(url) for url in found]
         plain.append({"role": message.template_role, "content": message.text, "pictures": paths})
         pictures += paths
     if last == "user" and not plain[-1]["content"].strip():
-        raise HttpProblem(400, f"messages[{len(plain) - 1}] holds no text", param="messages")
+        raise HttpProblem(400, f"messages[{len(plain) - 1}] contains no text", param="messages")
     systems = [m["content"] for m in plain[:-1] if m["role"] == "system"]
     if env_class is not None and len(systems) == len(plain) - 1:
         task = env_class.task_of_question(plain[-1]["content"], pictures)
@@ -136,9 +136,7 @@ def row_of(
                 "task_data": task | prompt,
             }
     if pictures and not sees:
-        raise HttpProblem(
-            400, "a picture can be asked about in one question, without turns before it", param="messages"
-        )
+        raise HttpProblem(400, "images are only supported in a single question without earlier turns", param="messages")
     task_messages = [{"role": m["role"], "content": _blocks(m["content"], m["pictures"])} for m in plain]
     return {"env_class_path": CHAT_ENV, "env_config": {}, "task_data": {"messages": task_messages}}
 

@@ -106,7 +106,7 @@ def parsed(body: bytes) -> object:
         try:
             json.dumps(data, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise HttpProblem(400, "the body holds half a character (a lone surrogate)") from None
+            raise HttpProblem(400, "the body contains half a character (a lone surrogate)") from None
     return data
 
 
@@ -114,7 +114,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         [(repeated, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"the key {repeated[:80]!r} comes twice")
+        raise ValueError(f"the key {repeated[:80]!r} occurs twice")
     return found
 
 

@@ -270,7 +270,7 @@ def read(model: type[Model], data: Mapping[str, object]) -> Model:
                 raise HttpProblem(400, f"{name} is not supported here: {asks}", param=name, code="unsupported_value")
         else:
             known = ", ".join(sorted(model.model_fields))
-            raise HttpProblem(400, f"unknown field {name[:80]!r}; known are {known}", param=name[:80])
+            raise HttpProblem(400, f"unknown field {name[:80]!r}; known fields: {known}", param=name[:80])
     try:
         return model.model_validate(kept)
     except ValidationError as error:
@@ -302,5 +302,5 @@ def _reason(error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return "is missing"
     if error["type"] == "extra_forbidden":
-        return "is no known field"
+        return "is not a known field"
     return message[:1].lower() + message[1:]

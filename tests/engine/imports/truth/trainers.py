@@ -361,7 +361,7 @@ TRAINERS = (
     Writer("trackio traces", "trackio 0.43.0", trackio, {"tool errors": NO_TOOL_ERROR}, Limits(component=FINITE)),
     Writer("tinker-cookbook", "tinker-cookbook 08ee6ea2", tinker, {
         "tool errors": NO_TOOL_ERROR, "advantage": NO_ADVANTAGE, "error": NO_ERROR,
-        "prompt": "only the logtree holds prompts", "thoughts": "thoughts are not logged apart"},
+        "prompt": "only the logtree contains prompts", "thoughts": "thoughts are not logged apart"},
         seen=lambda e: replace(e, turns=tuple(replace(t, heard="") for t in e.turns)),
         order=lambda e: (e.step, e.split != "eval")),
     Writer("rollouts in JSON lines", "docs/importing.md", groups_of_rows),
