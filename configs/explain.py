@@ -116,7 +116,7 @@ def _nearest_key(path: Path, schema: type[BaseModel]) -> str:
     if wrong.lower() in ELSEWHERE:
         return f"here it is called {ELSEWHERE[wrong.lower()]}"
     if wrong in PASSED and section is not None and "trl" in section.model_fields:
-        return f"write it as {'.'.join(map(str, parent))}.trl.{wrong}, which TRL gets"
+        return f"write it as {'.'.join(map(str, parent))}.trl.{wrong}, which is passed to TRL"
     near = difflib.get_close_matches(wrong, siblings, n=1, cutoff=0.7)
     if near:
         return "nearest valid key: " + ".".join(str(p) for p in (*parent, near[0]))

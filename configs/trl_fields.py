@@ -187,7 +187,7 @@ def fault(key: str) -> tuple[str, str] | None:
     if key in OURS:
         return "this setting has its own key here", OURS[key]
     if key in REFUSED:
-        return "TRL does not get this field", REFUSED[key]
+        return "this field is not passed to TRL", REFUSED[key]
     known = installed_fields()
     if not known or key in known:
         return None

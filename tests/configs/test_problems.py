@@ -210,7 +210,7 @@ def test_a_key_of_trl_has_its_name_here_and_one_that_is_like_none_gets_no_guess(
     found = problems_of(
         tmp_path, "training: {optim: adamw, per_device_train_batch_size: 4, max_completion_length: 9}\n"
     )
-    assert found["training.optim"].right == "write it as training.trl.optim, which TRL gets"
+    assert found["training.optim"].right == "write it as training.trl.optim, which is passed to TRL"
     assert "training.micro_batch_size" in found["training.per_device_train_batch_size"].right
     assert found["training.max_completion_length"].right.startswith("here it is called training.max_turn_tokens")
     known = {".".join(path) for path, _ in walk(RunConfig)}

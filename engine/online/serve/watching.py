@@ -66,8 +66,8 @@ class Absence:
         self._since = self._since or now
         if seconds >= TOLD_AFTER_S and reason != self._reported:
             self._reported = reason
-            refused = f"Requests wait. Callers are refused after {self.wait_s:g} s."
-            self._report(f"Nothing can be answered: {reason}. {refused}", good=False)
+            refused = f"They wait and are refused after {self.wait_s:g} s."
+            self._report(f"Requests cannot be answered: {reason}. {refused}", good=False)
         return reason if seconds >= self.wait_s else None
 
     def _report(self, sentence: str, *, good: bool) -> None:

@@ -164,7 +164,7 @@ def test_without_servers_callers_are_told_and_the_engine_waits_for_them(make: Ca
             server.stop()
         wait_for(lambda: world.post().status_code == 503, "their end", 20)
     assert any(
-        "Nothing can be answered: no rollout server is available (http" in said for said in world.events("alert")
+        "Requests cannot be answered: no rollout server is available (http" in said for said in world.events("alert")
     )
     world.stop()  # also while nothing can be answered
     for server in world.servers:
