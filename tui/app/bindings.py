@@ -62,7 +62,7 @@ TABLE: tuple[Key, ...] = (
     Key((LIVE,), "enter", "enter", "open", "trajectories", "Open the trajectories, or the evidence of an alert", 1),
     Key((LIVE,), "space", "space", "pause", "pause", "Pause after this step, or resume; press again to undo", 2),
     Key((LIVE,), "x", "x", "stop", "stop", "Save a checkpoint and stop the run", 3),
-    Key((LIVE,), "c", "c", "checkpoint", "checkpoint", "Save a checkpoint now", 4),
+    Key((LIVE,), "c", "c", "checkpoint", "checkpoint", "Save a checkpoint after this step, or publish a version", 4),
     Key((LIVE,), "m", "m", "next_chart", "metric", "Show the next chart", 6),
     Key((LIVE,), "M", "M", "choose_metrics", "choose", "Choose the metrics of the chart by name"),
     Key((LIVE,), "L", "L", "log_scale", "log scale", "Switch between logarithmic and linear scale"),
