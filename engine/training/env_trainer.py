@@ -16,7 +16,6 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, PrinterCallback
-from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.grpo_config import GRPOConfig
 
 from ...envs.agent import Agent
@@ -24,21 +23,19 @@ from ...rewards.orchestrator import RewardOrchestrator
 from ..policy.packing import Packing
 from ..policy.padded import padded_scores
 from ..policy.prepared import PreparedModel
-from ..policy.unwrap import base_of
 from ..policy.versions import is_checkpointing
-from ..policy.vision.inputs import VisionModel
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.runner import EnvKey, RolloutRunner, Row, TrialEnv, parse_row
 from ..rollouts.scoring import Scorer
 from . import trl_seam
 from .batch import Batch, make_batch, micro_batches, packing_of, with_trl_names, without_kl_of_replayed
-from .frozen import FrozenPass, copy_of_policy, saved_reference, with_scoring_head
-from .losses import Loss, LossInputs, kl_of_tokens, sum_over_tokens
-from .losses.terms import Clipping, LossTermsOfStep
+from .frozen import FrozenPass, add_reference, copy_of_policy
+from .losses import Loss, LossInputs, importance_ratio, kl_of_tokens, sum_over_tokens
+from .losses.terms import LossTermsOfStep
 from .mismatch import Mismatch, check_unchanged, drops_out
 from .phases import PhaseClock
 from .pipeline import RolloutOptions, RolloutPipeline, StepRequest, StepRollouts, kl_of_rollouts
-from .processes import Processes
+from .processes import Processes, may_idle
 from .resumable import ResumableTrainer, StatePart
 from .sharding import whole
 
@@ -63,6 +60,13 @@ class GRPOEnvTrainer(ResumableTrainer):
     `losses`).
     """
 
+    rollouts: StepRollouts
+    """The rollouts of the current step."""
+    loss_terms: LossTermsOfStep
+    """The contribution of each rollout to the loss of the current step."""
+    _loss_pass: LossPass | None = None
+    _unchanged_until: int | None = None
+
     def __init__(
         self,
         agent: Agent,
@@ -82,15 +86,10 @@ class GRPOEnvTrainer(ResumableTrainer):
     ) -> None:
         trl_seam.check_methods()
         model = model if model is not None else agent.model  # type: ignore[attr-defined]
-        reference = copy_of_policy(model, args.beta)
         if args.ddp_find_unused_parameters is None:
-            # Every pass uses every adapter, so DDP need not search for unused ones. The exception is the adapters of a
-            # vision tower, which idles when no row of a batch has an image.
-            vision_model = VisionModel.of(base_of(model))
-            args.ddp_find_unused_parameters = vision_model is not None and vision_model.tower.trained
+            args.ddp_find_unused_parameters = may_idle(model)
         self.rows = [parse_row(row, f"row {n}") for n, row in enumerate(cast(Iterable[Any], train_dataset), 1)]
-        prompts = args.generation_batch_size // args.num_generations  # type: ignore[operator]
-        samples = list(range(len(self.rows))) * -(-prompts // len(self.rows))  # TRL drops rows that fill no batch
+        reference = copy_of_policy(model, args.beta)
         beta, synced = args.beta, args.sync_ref_model
         if reference is not None:  # keep TRL from loading its own copy
             args.beta, args.sync_ref_model = 0.0, False
@@ -98,7 +97,7 @@ class GRPOEnvTrainer(ResumableTrainer):
             model=model,  # type: ignore[arg-type]
             reward_funcs=[trl_seam.environment_reward],
             args=args,
-            train_dataset=Dataset.from_dict({"row": samples}),  # indices into `rows`
+            train_dataset=Dataset.from_dict({"row": trl_seam.indices(len(self.rows), args)}),
             processing_class=tokenizer,
             **kwargs,
         )
@@ -114,66 +113,46 @@ class GRPOEnvTrainer(ResumableTrainer):
         num_micro_batches = self.num_iterations * args.steps_per_generation  # type: ignore[operator]
         self.updates_per_batch = max(num_micro_batches // args.gradient_accumulation_steps, 1)
         self.phases = PhaseClock(self.accelerator.device)
-        self.policy = self._prepared(self.model, packed)
         if reference is not None:
-            with_scoring_head(reference, self.temperature)
-            self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
-            if synced:
-                self.add_callback(SyncRefModelCallback(reference, self.accelerator))
-                self.state_parts.append(saved_reference(reference))
-        copied = None if self.ref_model is None else self._prepared(self.ref_model, packed)
+            add_reference(self, reference, synced)
+        self.policy = self._prepared(self.model, packed)
+        copied = None if self.ref_model is None else self._prepared(self.ref_model, packed)  # type: ignore[arg-type]
         self.packed = self.policy.packed and (copied is None or copied.packed)
         self.frozen = FrozenPass(self.policy, copied, max(args.per_device_train_batch_size, 1))
         self.env_cache: dict[EnvKey, TrialEnv] = {}
         self.runner = RolloutRunner(agent, tokenizer, self.num_generations, self.env_cache, prepare_env)
-        options = options or RolloutOptions()
-        self.pipeline = RolloutPipeline(
+        self.pipeline = self._make_pipeline(options or RolloutOptions(), replay)
+        self._upcoming: deque[tuple[list[Any], Tensor | int | None]] = deque()
+        self.rollouts = StepRollouts()
+        self.mismatch = Mismatch(self.epsilon_low, self.epsilon_high)
+        self.loss_terms = LossTermsOfStep(trl_seam.clipping(self, own_loss=loss is not None, kl_estimator=kl_estimator))
+        self.state_parts += trl_seam.adaptive_entropy(self)
+
+    def _make_pipeline(self, options: RolloutOptions, replay: ReplayBuffer | None) -> RolloutPipeline:
+        if replay is not None:
+            self.state_parts.append(StatePart(replay.save, replay.load))
+        scorer = Scorer(
+            self.num_generations,
+            self.orchestrator,
+            options.advantages,
+            self.args.scale_rewards,
+            options.min_group_std,
+            options.signal,
+            solved=replay is not None,
+            distillation=options.distillation,
+        )
+        return RolloutPipeline(
             self.policy,
             self.runner,
             self.frozen,
-            Scorer(
-                self.num_generations,
-                orchestrator,
-                options.advantages,
-                args.scale_rewards,  # type: ignore[arg-type]
-                options.min_group_std,
-                options.signal,
-                solved=replay is not None,
-                distillation=options.distillation,
-            ),
+            scorer,
             Processes(self.accelerator),
             self.phases,
             self.rows,
             options,
             replay,
-            args.seed,
+            self.args.seed,
         )
-        self._upcoming: deque[tuple[list[Any], Tensor | int | None]] = deque()
-        self.rollouts = StepRollouts()
-        """The rollouts of the current step."""
-        self._loss_pass: LossPass | None = None
-        # Rollouts sampled by servers have their own threshold: `rollouts.max_mismatch`.
-        uncorrected = self.pipeline.on_servers and options.servers.weighting.how == "none"
-        self._comparable = not uncorrected and not drops_out(self.policy.base)
-        self._unchanged_until: int | None = None
-        self.mismatch = Mismatch(self.epsilon_low, self.epsilon_high)
-        others = (args.delta, args.off_policy_mask_threshold, args.top_entropy_quantile < 1 or None)
-        plain = not self._entropy_bonus_enabled and not self.aux_loss_enabled and all(o is None for o in others)
-        self.loss_terms = LossTermsOfStep(
-            Clipping(
-                self.loss_type if loss is None and plain else "",
-                self.epsilon_low,
-                self.epsilon_high,
-                self.importance_sampling_level == "sequence",
-                args.use_bias_correction_kl or loss is not None,
-                kl_estimator,
-            )
-        )
-        """The contribution of each rollout to the loss of the current step."""
-        if replay is not None:
-            self.state_parts.append(StatePart(replay.save, replay.load))
-        if self.use_adaptive_entropy:
-            self.state_parts.append(trl_seam.adaptive_entropy(self))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Make and score rollouts of these rows, one per row, in the order of `inputs`.
@@ -188,7 +167,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         with whole(self.policy.model):
             self.rollouts = self.pipeline.train(request) if training else self.pipeline.evaluate(request)
         if self.accelerator.is_main_process:
-            self._log_rollouts("train" if training else "eval")
+            trl_seam.log_rollouts(self, self.rollouts.generated, "train" if training else "eval")
         batch = make_batch(
             self.rollouts.batch,
             pad_token_id=self._tokenizer.pad_token_id,  # type: ignore[arg-type]
@@ -247,13 +226,16 @@ class GRPOEnvTrainer(ResumableTrainer):
         inputs = self._prepare_inputs(inputs)
         with self.phases("backward", without="logprobs"), self._packed_pass(self.packed):
             loss = super().training_step(model, inputs, num_items_in_batch)
-        first = self.state.global_step == self._unchanged_until and self._comparable
-        if first and self.accelerator.sync_gradients:
+        if self.state.global_step == self._unchanged_until and self.accelerator.sync_gradients:
             self._check_unchanged()
         return loss
 
     def _check_unchanged(self) -> None:
         """Raise ChangedPolicyError if the loss scores a different policy from the one that acted."""
+        # Rollouts sampled by servers have their own threshold: `rollouts.max_mismatch`.
+        uncorrected = self.pipeline.on_servers and self.pipeline.options.servers.weighting.how == "none"
+        if uncorrected or drops_out(self.policy.base):
+            return
         sums = torch.tensor([self.mismatch.kl, self.mismatch.tokens], device=self.accelerator.device)
         found = cast(Tensor, self.accelerator.reduce(sums))
         kl = float(found[0] / found[1].clamp(min=1))
@@ -305,10 +287,8 @@ class GRPOEnvTrainer(ResumableTrainer):
         mask = (batch["completion_mask"] * batch["tool_mask"]).float()
         kl = kl_of_tokens(logprobs, batch["ref_per_token_logps"], self.kl_estimator)
         if self.args.use_bias_correction_kl:
-            log_ratio = (logprobs - batch.get("old_per_token_logps", logprobs.detach())) * mask
-            if self.importance_sampling_level == "sequence":
-                log_ratio = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1.0)
-            kl = kl * log_ratio.exp()
+            old = batch.get("old_per_token_logps", logprobs.detach())
+            kl = kl * importance_ratio(logprobs, old, mask.bool(), self.importance_sampling_level == "sequence")
         sums, counts = (kl * mask).sum(1), mask.sum(1).clamp(min=1.0)
         accumulation = self.current_gradient_accumulation_steps if self.model.training else 1
         if self.loss_type in ("grpo", "sapo"):
@@ -407,16 +387,6 @@ class GRPOEnvTrainer(ResumableTrainer):
         one_update = self.args.steps_per_generation <= self.args.gradient_accumulation_steps
         if self.pipeline.rounds and not self.pipeline.on_servers and self.num_iterations == 1 and one_update:
             self.mismatch.on_policy(batch, logprobs, self.pipeline.options.servers.weighting)
-
-    def _log_rollouts(self, mode: str) -> None:
-        generated = self.rollouts.generated
-        if mode == "train":
-            self.state.num_input_tokens_seen += sum(map(len, generated))
-        self._metrics[mode]["num_tokens"] = [float(self.state.num_input_tokens_seen)]
-        for name, value in trl_seam.completion_metrics(generated, self.num_generations).items():
-            self._metrics[mode][name].append(value)
-        for rollout in generated:
-            trl_seam.completion_logs(rollout, self._logs)
 
     def _prepared(self, model: nn.Module, packed: bool) -> PreparedModel:
         packed = packed and not self.aux_loss_enabled

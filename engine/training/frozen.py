@@ -20,11 +20,12 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 from transformers import PreTrainedModel
 from trl.trainer import utils
+from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import use_adapter
 
 from ..policy.prepared import PreparedModel, TokenScores
 from ..rollouts.rollout import Rollout
-from .resumable import StatePart
+from .resumable import ResumableTrainer, StatePart
 
 
 def copy_of_policy(model: nn.Module, beta: float) -> nn.Module | None:
@@ -33,15 +34,21 @@ def copy_of_policy(model: nn.Module, beta: float) -> nn.Module | None:
     return copy.deepcopy(model) if beta != 0.0 and not is_peft_model(model) else None
 
 
-def with_scoring_head(reference: nn.Module, temperature: float) -> None:
-    """Freeze a reference and add the scoring head that TRL's loss expects since 1.15."""
+def add_reference(trainer: ResumableTrainer, reference: nn.Module, synced: bool) -> None:
+    """Make a copy of the policy the trainer's reference, with the scoring head that TRL's loss expects since 1.15.
+
+    synced: the reference follows the policy, so checkpoints store it.
+    """
     reference.requires_grad_(False).eval()
     if hasattr(utils, "add_fused_lm_head"):
-        utils.add_fused_lm_head(cast("PreTrainedModel", reference), temperature=temperature)
+        utils.add_fused_lm_head(cast("PreTrainedModel", reference), temperature=trainer.temperature)
+    trainer.ref_model = trainer.accelerator.prepare_model(reference, evaluation_mode=True)
+    if synced:
+        trainer.add_callback(SyncRefModelCallback(reference, trainer.accelerator))
+        trainer.state_parts.append(_saved(reference))
 
 
-def saved_reference(reference: nn.Module) -> StatePart:
-    """Return the checkpoint part that stores a reference which follows the policy."""
+def _saved(reference: nn.Module) -> StatePart:
     file = "reference.safetensors"
 
     def load(folder: Path) -> None:

@@ -11,8 +11,11 @@ from typing import TypeVar
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
+from torch import nn
 
 from ...configs.errors import GrpoTuiError
+from ..policy.unwrap import base_of
+from ..policy.vision.inputs import VisionModel
 
 T = TypeVar("T")
 
@@ -50,6 +53,15 @@ def take_sharding(environment: MutableMapping[str, str] = os.environ) -> bool:
     requested = _is_set(environment, FSDP)
     environment.pop(FSDP, None)
     return requested
+
+
+def may_idle(model: nn.Module) -> bool:
+    """Return whether a pass may leave parameters unused, for which DDP must then search.
+
+    Every pass uses every adapter, except those of a vision tower, which idles when no row of a batch has an image.
+    """
+    vision_model = VisionModel.of(base_of(model))
+    return vision_model is not None and vision_model.tower.trained
 
 
 def _is_set(environment: Mapping[str, str], name: str) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.trainer.grpo_config import GRPOConfig
 
 from ...configs.model_defaults import steps_of
@@ -18,6 +19,7 @@ from ...configs.sections.data import holds_tasks
 from ...configs.sections.training import TRL_LOSSES
 from ...rewards.diagnosis import Diagnosis
 from ...rewards.orchestrator import RewardOrchestrator
+from ..agents.chat_agent import ChatAgent
 from ..policy.activations import bytes_of_token, room, spare_memory
 from ..policy.kl import BetaController, BetaSettings
 from ..policy.memory import micro_batch
@@ -32,7 +34,7 @@ from ..rollouts.distillation import Distillation
 from ..rollouts.judging import make_judge, special_texts
 from ..rollouts.prompts import check_images, fitting, unread_calls
 from ..rollouts.replay import ReplayBuffer
-from ..rollouts.runner import RolloutRunner, prepares
+from ..rollouts.runner import RolloutRunner, Row, prepares
 from ..runs.control.requests import ControlChannel
 from ..runs.write.writer import RecordWriter
 from . import checkpoints
@@ -99,25 +101,10 @@ def build_trainer(
     torch.manual_seed(config.seed)
     model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
     agent = make_agent(config, model, tokenizer, load_vision(config.model, model, tokenizer), run_dir)
-    rows = load_rows(config.environment, "train", config.seed, tokenizer, config.data)
-    eval_rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
-    if config.data.source is not None and not holds_tasks(config.data.source):
-        environment_of = RolloutRunner(agent, tokenizer, training.num_generations).environment
-        rows, eval_rows = (
-            fitting(r, agent, environment_of, training, config.data.long_prompts) for r in (rows, eval_rows)
-        )
-    base = base_of(model)
-    limit = None
-    if config.model.gradient_checkpointing == "auto":
-        limit = room(device_of(base).type) // (bytes_of_token(base) * training.max_trajectory_tokens)
-    args = grpo_config(config, run_dir, world, len(rows), limit)
-    micro_tokens = args.per_device_train_batch_size * training.max_trajectory_tokens
-    spare_memory(base, config.model.gradient_checkpointing, micro_tokens)
+    rows, eval_rows = _tasks(config, agent, tokenizer)
+    args = _fitting_arguments(config, run_dir, world, len(rows), base_of(model))
     judge = make_judge(config.environment, [*rows, *eval_rows], special_texts(tokenizer))
     orchestrator = RewardOrchestrator(config=config.rewards, seed=config.seed)
-    controller = None
-    if training.beta_mode == "auto":
-        controller = BetaController(BetaSettings("auto", training.beta, training.target_kl, training.kl_tolerance))
     buffer, replay = None, training.replay
     if replay.mode == "ssr":
         buffer = ReplayBuffer(replay.capacity, replay.alpha, replay.tau, replay.max_age, config.seed)
@@ -152,8 +139,49 @@ def build_trainer(
     trainer.state_parts.append(StatePart(save, load))
     if config.data.sampler == "difficulty":
         draw_by_difficulty(trainer, rows, config, run_dir, recorder)
-    recording = GRPORecording(trainer, recorder, controller)
     findings = Findings(trainer, recorder, diagnosis, run_dir)
+    callbacks = _add_callbacks(findings, config, control, eval_rows)
+    recorder.vocabulary(tokenizer)
+    return trainer, callbacks
+
+
+def _tasks(config: RunConfig, agent: ChatAgent, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Row], list[Row]]:
+    """Return the training and the held-out tasks, without prompts of a dataset that leave no room for an answer."""
+    data = config.data
+    rows, eval_rows = (
+        load_rows(config.environment, split, config.seed, tokenizer, data) for split in ("train", "eval")
+    )
+    if data.source is not None and not holds_tasks(data.source):
+        environment_of = RolloutRunner(agent, tokenizer, config.training.num_generations).environment
+        rows, eval_rows = (
+            fitting(r, agent, environment_of, config.training, data.long_prompts) for r in (rows, eval_rows)
+        )
+    return rows, eval_rows
+
+
+def _fitting_arguments(
+    config: RunConfig, run_dir: Path, world: int, num_rows: int, base: PreTrainedModel
+) -> GRPOConfig:
+    """Return TRL's arguments with micro-batches that fit in memory, and apply `model.gradient_checkpointing`."""
+    tokens, checkpointing = config.training.max_trajectory_tokens, config.model.gradient_checkpointing
+    limit = None
+    if checkpointing == "auto":
+        limit = room(device_of(base).type) // (bytes_of_token(base) * tokens)
+    args = grpo_config(config, run_dir, world, num_rows, limit)
+    spare_memory(base, checkpointing, args.per_device_train_batch_size * tokens)
+    return args
+
+
+def _add_callbacks(
+    findings: Findings, config: RunConfig, control: ControlChannel | None, eval_rows: Sequence[Row]
+) -> RunCallbacks:
+    """Add the run's callbacks to the trainer of `findings`, which observe each step and each evaluation."""
+    trainer, recorder, training = findings.trainer, findings.recorder, config.training
+    controller = beta = None
+    if training.beta_mode == "auto":
+        controller = BetaController(BetaSettings("auto", training.beta, training.target_kl, training.kl_tolerance))
+        beta = AutomaticBeta(trainer, recorder, controller)
+    recording = GRPORecording(trainer, recorder, controller)
     recording.observers.append(findings)
     trainer.add_callback(findings)
     callbacks = run_callbacks(
@@ -165,13 +193,12 @@ def build_trainer(
         save_minutes=training.save_minutes,
         channel=control,
         seed=config.seed,
-        beta=None if controller is None else AutomaticBeta(trainer, recorder, controller),
+        beta=beta,
     )
     callbacks.evaluation.observers.append(findings.evaluated)
     trainer.phases.on_begin = callbacks.progress.phase
     trainer.frozen.on_progress = callbacks.progress.scored
-    recorder.vocabulary(tokenizer)
-    return trainer, callbacks
+    return callbacks
 
 
 def _rollout_options(config: RunConfig, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig) -> RolloutOptions:

@@ -18,11 +18,13 @@ from typing import Any
 
 import numpy as np
 import trl
+from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from ...configs.errors import GrpoTuiError
 from ..rollouts.rollout import Rollout
-from .resumable import StatePart
+from .losses.terms import Clipping
+from .resumable import ResumableTrainer, StatePart
 
 TRIED = "1.14 to 1.16"
 """Versions of TRL that `make test-versions` trains with."""
@@ -77,8 +79,14 @@ def environment_reward(prompts: Sequence[object], **_: object) -> list[float]:
     raise RuntimeError("rewards come with the environment's rollouts; this is never called")
 
 
-def adaptive_entropy(trainer: GRPOTrainer) -> StatePart:
-    """Return the checkpoint part that stores TRL's adaptive entropy bonus."""
+def indices(rows: int, args: GRPOConfig) -> list[int]:
+    """Return the indices of all rows, repeated until they fill a batch: TRL drops rows that fill none."""
+    prompts = args.generation_batch_size // args.num_generations  # type: ignore[operator]
+    return list(range(rows)) * -(-prompts // rows)
+
+
+def adaptive_entropy(trainer: GRPOTrainer) -> list[StatePart]:
+    """Return the checkpoint part that stores TRL's adaptive entropy bonus, if the trainer uses it."""
 
     def save(folder: Path) -> None:
         state = {name: getattr(trainer, name) for name in ("entropy_coef", "_last_world_entropy")}
@@ -88,10 +96,45 @@ def adaptive_entropy(trainer: GRPOTrainer) -> StatePart:
         for name, value in json.loads((folder / "entropy.json").read_text()).items():
             setattr(trainer, name, value)
 
-    return StatePart(save, load, everywhere=True)
+    return [StatePart(save, load, everywhere=True)] if trainer.use_adaptive_entropy else []
 
 
-def completion_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, float]:
+def clipping(trainer: GRPOTrainer, *, own_loss: bool, kl_estimator: str) -> Clipping:
+    """Return the configuration of TRL's loss, with an empty type if it has terms besides policy gradient and KL.
+
+    own_loss: it is replaced by a loss of `losses`.
+    """
+    args: Any = trainer.args
+    others = (args.delta, args.off_policy_mask_threshold, args.top_entropy_quantile < 1 or None)
+    plain = not trainer._entropy_bonus_enabled and not trainer.aux_loss_enabled and all(o is None for o in others)
+    return Clipping(
+        trainer.loss_type if plain and not own_loss else "",
+        trainer.epsilon_low,
+        trainer.epsilon_high,
+        trainer.importance_sampling_level == "sequence",
+        args.use_bias_correction_kl or own_loss,
+        kl_estimator,
+    )
+
+
+def log_rollouts(trainer: ResumableTrainer, rollouts: Sequence[Rollout], mode: str) -> None:
+    """Log what TRL logs when it generates. mode: `train` or `eval`."""
+    metrics = trainer._metrics[mode]
+    if mode == "train":
+        trainer.state.num_input_tokens_seen += sum(map(len, rollouts))
+    metrics["num_tokens"] = [float(trainer.state.num_input_tokens_seen)]
+    for name, value in _completion_metrics(rollouts, trainer.num_generations).items():
+        metrics[name].append(value)
+    table: Any = trainer._logs
+    for rollout in rollouts:
+        if rollout.trajectory is not None:
+            table["prompt"].append(rollout.trajectory.prompt)
+            table["completion"].append("\n".join(s.text for s in rollout.trajectory.steps))
+            table["rewards"]["total"].append(rollout.total_reward)
+            table["advantages"].append(rollout.advantage)
+
+
+def _completion_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, float]:
     """Return, by TRL's names, the metrics that TRL computes when it generates: reward, its spread, lengths in agent
     tokens, the share of rollouts cut by a limit, and the lengths of the others (0 if there are none)."""
     rewards = np.array([r.total_reward for r in rollouts], dtype=np.float64)
@@ -116,12 +159,3 @@ def completion_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str
             "completions/max_terminated_length": float(ended.max()),
         }
     return metrics
-
-
-def completion_logs(rollout: Rollout, table: dict[str, Any]) -> None:
-    """Append a rollout to TRL's completion table."""
-    if rollout.trajectory is not None:
-        table["prompt"].append(rollout.trajectory.prompt)
-        table["completion"].append("\n".join(s.text for s in rollout.trajectory.steps))
-        table["rewards"]["total"].append(rollout.total_reward)
-        table["advantages"].append(rollout.advantage)

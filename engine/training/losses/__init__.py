@@ -71,6 +71,15 @@ def own_loss(name: str) -> Loss | None:
     return cast("Loss", found)
 
 
+def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, by_sequence: bool) -> Tensor:
+    """Return π / π_old of each token, [B, T], and 1 outside the mask (bool [B, T]). by_sequence: each token gets the
+    geometric mean over its sequence (GSPO, arXiv 2507.18071)."""
+    log_ratio = torch.where(mask, logprobs - old_logprobs, 0.0)
+    if by_sequence:
+        log_ratio = (log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).expand_as(log_ratio)
+    return log_ratio.exp()
+
+
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
     """Return −min(ρ·A, clip(ρ, 1 − low, 1 + high)·A) of each token (PPO, arXiv 1707.06347)."""
     return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...rollouts.rollout import Rollout
 from ...runs.types import LossTerms
-from . import clipped_surrogate, kl_of_tokens
+from . import clipped_surrogate, importance_ratio, kl_of_tokens
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
 """TRL's losses whose policy-gradient term is −min(ρ·A, clip(ρ)·A) for each token."""
@@ -67,10 +67,7 @@ def loss_terms(
     """
     mask = (batch["attention_mask"] * batch["agent_token_mask"]).bool()
     advantages = batch["advantages"]
-    log_ratio = torch.where(mask, logprobs - batch["old_per_token_logps"], 0.0)
-    if how.by_sequence:
-        log_ratio = (log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).expand_as(log_ratio)
-    ratio = log_ratio.exp()
+    ratio = importance_ratio(logprobs, batch["old_per_token_logps"], mask, how.by_sequence)
     low = mask & (ratio < 1 - how.low) & (advantages < 0)
     high = mask & (ratio > 1 + how.high) & (advantages > 0)
     policy = clipped_surrogate(ratio, advantages, how.low, how.high)
