@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -35,10 +35,10 @@ from ...runs.write.writer import RunWriter
 from ...training.checkpoints import load_rewards
 from ..process import load_serving_policy, serving_agent, serving_settings
 from ..store.folder import OnlineFolder
-from ..store.opening import open_store
+from ..store.opening import RunStore, open_store
 from ..store.snapshots import SnapshotReader
 from ..store.update_log import UpdateLogs
-from ..store.update_queue import QueueError, Trouble
+from ..store.update_queue import QueueError, Trouble, UpdateQueue
 from .backend import EngineBackend
 from .enqueuer import Enqueuer
 from .experience_buffer import ExperienceBuffer
@@ -77,11 +77,7 @@ def serve(
         torch.set_num_threads(max(1, (os.cpu_count() or 1) - online.updates))  # leave one core to the worker
     torch.manual_seed(config.seed)
     folder = OnlineFolder(run_dir)
-
-    def problem(message: str) -> None:
-        writer.event("alert", message, detector="serving")
-        log.warning("%s", message)
-
+    problem = partial(_alert, writer)
     store = open_store(folder, online, problem)
     with contextlib.ExitStack() as closing:  # closes in reverse order
         # Two connections, so that reading never waits for a write that a stopped worker holds up.
@@ -91,66 +87,29 @@ def serve(
         closing.callback(engine_queue.close)
         queue = store.open_engine_queue()
         closing.callback(queue.close)
-        validation = None
-        if online.updates and online.validation.enabled:
-            validation = ValidationProcess(folder, queue, problem)
-            closing.callback(validation.stop)
-            validation.keep_alive()  # validation continues while the policy loads here
+        validation = _validation(online, folder, queue, problem, closing)
         reader = store.reader()
         closing.callback(store.link(queue))
-        wandb = WandbSink(config.logging, run_dir, run_id=run_dir.name, name=config.name, on_problem=problem)
-        closing.callback(wandb.close)
+        keeper = _record_keeper(config, writer, queue, store.name, problem, closing)
         model, tokenizer = load_serving_policy(config)
-        buffer = ExperienceBuffer()
-        if resume and folder.buffer.exists():
-            try:
-                buffer.load(folder.buffer)
-            except (OSError, ValueError) as error:  # serving does not depend on the buffer
-                problem(f"The memory of earlier experiences is lost ({error}). It starts empty.")
-        elif resume:
-            writer.event("phase", "There is no memory of earlier experiences. It starts empty.", name="loading")
-        closing.callback(_save_periodically(buffer, folder.buffer))
+        buffer = _earlier_experiences(folder.buffer, writer, problem) if resume else ExperienceBuffer()
+        closing.enter_context(_saved_periodically(buffer, folder.buffer))
         agent, follower = _policy(config, writer, model, tokenizer, store.name, reader, problem)
         closing.callback(follower.stop)
-        orchestrator = RewardOrchestrator(config=config.rewards, seed=config.seed)
-        known = _load_reward_state(orchestrator, config, writer)
-        engine = engine_class(
-            agent.model,
-            RolloutRunner(agent, tokenizer, online.samples, prepare=prepares(config.environment, writer)),
-            orchestrator,
-            online,
-            buffer=buffer,
-            learn_statistics=not known,
-            seed=config.seed,
-            images=store.images if agent.sees else None,
-            name=store.name,
-            judge=make_judge(config.environment, [], special_texts(tokenizer)),
-        )
+        engine = _engine(engine_class, config, writer, agent, tokenizer, buffer, store)
         follower.look()
         follower.start()
         source, pipe = _source(config, tokenizer)
         if online.serve is not None:
-            backend = EngineBackend(config, folder, source, engine, follower)
-            server = _server(online, run_dir, source, backend)
-            closing.callback(folder.address.unlink, missing_ok=True)
-            closing.callback(server.stop)
+            server = _server(EngineBackend(config, folder, source, engine, follower), closing)
             if patiently(partial(_write_address, folder.address, server), control, problem) is None:
                 return False
         record_vocabulary(writer, tokenizer)
-        tokens = config.logging.record_tokens
         serving = Serving(
             engine=engine,
             source=source,
             follower=follower,
-            keeper=RecordKeeper(
-                writer,
-                queue,
-                online.kl,
-                sinks=[wandb],
-                tokens=tokens,
-                engine=store.name,
-                logs=None if online.is_shared else UpdateLogs(run_dir),
-            ),
+            keeper=keeper,
             enqueuer=Enqueuer(engine_queue, tell=problem),
             control=control,
             validation=validation,
@@ -159,6 +118,11 @@ def serve(
         )
         writer.status("running", step=serving.answered, total_steps=serving.last)
         return serving.run()
+
+
+def _alert(writer: RunWriter, message: str) -> None:
+    writer.event("alert", message, detector="serving")
+    log.warning("%s", message)
 
 
 def patiently(act: Callable[[], T], control: ControlChannel, tell: Callable[[str], None]) -> T | None:
@@ -174,6 +138,44 @@ def patiently(act: Callable[[], T], control: ControlChannel, tell: Callable[[str
         if any(command.command == "stop" for command in control.poll()):
             return None
         time.sleep(AGAIN_S)
+
+
+def _validation(
+    config: OnlineConfig,
+    folder: OnlineFolder,
+    queue: UpdateQueue,
+    problem: Callable[[str], None],
+    closing: contextlib.ExitStack,
+) -> ValidationProcess | None:
+    """Start validation if it is on. It runs while the policy loads here."""
+    if not config.updates or not config.validation.enabled:
+        return None
+    validation = ValidationProcess(folder, queue, problem)
+    closing.callback(validation.stop)
+    validation.keep_alive()
+    return validation
+
+
+def _record_keeper(
+    config: RunConfig,
+    writer: RunWriter,
+    queue: UpdateQueue,
+    engine: str,
+    problem: Callable[[str], None],
+    closing: contextlib.ExitStack,
+) -> RecordKeeper:
+    run_dir = writer.run_dir
+    wandb = WandbSink(config.logging, run_dir, run_id=run_dir.name, name=config.name, on_problem=problem)
+    closing.callback(wandb.close)
+    return RecordKeeper(
+        writer,
+        queue,
+        config.online.kl,
+        sinks=[wandb],
+        tokens=config.logging.record_tokens,
+        engine=engine,
+        logs=None if config.online.is_shared else UpdateLogs(run_dir),
+    )
 
 
 def _policy(
@@ -210,8 +212,47 @@ def _policy(
     return remote, PooledWeights(remote, reader, poll_s=online.poll_interval_s, on_problem=problem)
 
 
-def _save_periodically(buffer: ExperienceBuffer, path: Path) -> Callable[[], None]:
-    """Save the buffer regularly on a thread. Returns a function that saves it one last time."""
+def _engine(
+    engine_class: type[InferenceEngine],
+    config: RunConfig,
+    writer: RunWriter,
+    agent: TransformersAgent | RemoteAgent,
+    tokenizer: PreTrainedTokenizerBase,
+    buffer: ExperienceBuffer,
+    store: RunStore,
+) -> InferenceEngine:
+    orchestrator = RewardOrchestrator(config=config.rewards, seed=config.seed)
+    known = _load_reward_state(orchestrator, config, writer)
+    return engine_class(
+        agent.model,
+        RolloutRunner(agent, tokenizer, config.online.samples, prepare=prepares(config.environment, writer)),
+        orchestrator,
+        config.online,
+        buffer=buffer,
+        learn_statistics=not known,
+        seed=config.seed,
+        images=store.images if agent.sees else None,
+        name=store.name,
+        judge=make_judge(config.environment, [], special_texts(tokenizer)),
+    )
+
+
+def _earlier_experiences(path: Path, writer: RunWriter, problem: Callable[[str], None]) -> ExperienceBuffer:
+    """Return the saved buffer of a resumed run. Serving does not depend on it, so a lost one starts empty."""
+    buffer = ExperienceBuffer()
+    if not path.exists():
+        writer.event("phase", "There is no memory of earlier experiences. It starts empty.", name="loading")
+        return buffer
+    try:
+        buffer.load(path)
+    except (OSError, ValueError) as error:
+        problem(f"The memory of earlier experiences is lost ({error}). It starts empty.")
+    return buffer
+
+
+@contextlib.contextmanager
+def _saved_periodically(buffer: ExperienceBuffer, path: Path) -> Iterator[None]:
+    """Save the buffer regularly on a thread, and one last time at the end."""
     ended = threading.Event()
 
     def save() -> None:
@@ -225,12 +266,11 @@ def _save_periodically(buffer: ExperienceBuffer, path: Path) -> Callable[[], Non
 
     thread = threading.Thread(target=save, name="experiences", daemon=True)
     thread.start()
-
-    def finish() -> None:
+    try:
+        yield
+    finally:
         ended.set()
         thread.join(timeout=30)
-
-    return finish
 
 
 def _load_reward_state(orchestrator: RewardOrchestrator, config: RunConfig, writer: RunWriter) -> bool:
@@ -283,19 +323,23 @@ def _print(values: Mapping[str, object]) -> None:
         print(json.dumps(dict(values)), flush=True)
 
 
-def _server(online: OnlineConfig, run_dir: Path, source: RequestSource, backend: EngineBackend) -> AnswerServer:
-    folders = tuple(Path(f).expanduser().resolve() for f in online.image_folders)
+def _server(backend: EngineBackend, closing: contextlib.ExitStack) -> AnswerServer:
+    """Start the HTTP server."""
+    online, folder = backend.config.online, backend.folder
+    shown = tuple(Path(f).expanduser().resolve() for f in online.image_folders)
     server = AnswerServer(
         online.serve or "",
-        source,
+        backend.source,
         backend,
-        uploads=Uploads(run_dir / "images" / "uploads", folders),
+        uploads=Uploads(folder.run_dir / "images" / "uploads", shown),
         tokens=os.environ.get(TOKEN_VARIABLE, "").split(),
         certificate=Path(online.tls_certificate).expanduser() if online.tls_certificate else None,
         key=Path(online.tls_key).expanduser() if online.tls_key else None,
     )
     server.start()
     log.info("answering on %s", server.url)
+    closing.callback(folder.address.unlink, missing_ok=True)
+    closing.callback(server.stop)
     return server
 
 
