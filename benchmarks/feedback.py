@@ -39,8 +39,8 @@ from typing import Any
 
 import httpx
 
-from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
+from grpo_tui.engine.runs.paths import OnlineFolder
 
 from .mechanisms import KeptRows, interval
 from .questions import TASKS, Question, split

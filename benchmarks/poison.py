@@ -37,12 +37,12 @@ from grpo_tui.engine.online.process import load_serving_policy
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
 from grpo_tui.engine.online.serve.requests import Request
 from grpo_tui.engine.online.serve.weights import WeightFollower
-from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import SnapshotReader
 from grpo_tui.engine.online.voting import Vote
 from grpo_tui.engine.rollouts.dataset import load_rows
 from grpo_tui.engine.rollouts.evaluation import evaluate
 from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
+from grpo_tui.engine.runs.paths import OnlineFolder
 from grpo_tui.engine.training.checkpoints import load_rewards, save_rewards
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 

@@ -18,8 +18,8 @@ from openai import OpenAI
 from benchmarks.feedback import served
 from benchmarks.mechanisms import KeptRows, interval
 from grpo_tui.engine.demonstration.visual.env import VisualEnv
-from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
+from grpo_tui.engine.runs.paths import OnlineFolder
 
 from . import __doc__ as about
 from .agent import Agent, Solved

@@ -12,10 +12,10 @@ import logging
 import numpy as np
 import torch
 
+from ..policy.patches import short_windows
 from ..policy.precision import computed_in
 from ..policy.prepared import inference
 from ..policy.sources import first_line
-from ..policy.windows import short_windows
 from .cached_rows import CachedRows
 from .chat_session import TokenHistory
 from .decoder import Decoder, UnsupportedModelError

@@ -126,12 +126,12 @@ def load_serving_policy(config: RunConfig) -> tuple[PeftModel | PreTrainedModel,
 
     Engine and worker load it identically, so the worker's snapshots fit the engine.
     """
-    from ..policy.forward import use_packed_forward
     from ..policy.models import load_policy
+    from ..policy.prepared import PreparedModel
 
     model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
     model = model.eval()
-    use_packed_forward(model)
+    PreparedModel(model)  # candidates of a request share their prompt: on packed rows it is computed once
     return model, tokenizer
 
 

@@ -25,11 +25,10 @@ from .activations import decoder_layers
 from .cpu_attention import HalfAttention, backward_in_float32
 from .packing import Packing, pack
 from .padded import padded_forward
-from .patches import patched
+from .patches import patched, short_windows
 from .precision import computed_in
 from .token_scores import score_tokens
 from .vision.inputs import VisionModel
-from .windows import short_windows
 
 IMPLEMENTATION = "grpo_tui_packed"
 WITHOUT_EFFECT = {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}

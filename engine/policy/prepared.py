@@ -32,7 +32,7 @@ from .merged import MergedWeights, merged_weights
 from .norms import fast_norms
 from .packed import PackedForward
 from .packing import Packing, pack
-from .padded import padded_forward
+from .padded import AgentForward, padded_forward
 from .patches import patched
 from .precision import sampling_arithmetic
 from .token_scores import turn_embeddings, turn_means
@@ -159,6 +159,31 @@ class PreparedModel:
             return TokenScores(logprobs, None)
         turns = [turn[mask] for turn, mask in zip(turn_ids, scored, strict=True)]
         return TokenScores(logprobs, [e.cpu().numpy() for e in turn_means(out.hidden, turns)])
+
+
+def forward_agent_tokens(
+    model: nn.Module,
+    token_ids: Sequence[np.ndarray],
+    agent_mask: Sequence[np.ndarray],
+    *,
+    keep_hidden: bool = False,
+    images: Sequence[Images] | None = None,
+) -> AgentForward:
+    """Return the logits at the position before each agent token.
+
+    token_ids[i]: int [T_i]. agent_mask[i]: bool [T_i], False at the first token. images[i]: the images of row i, for a
+    vision-language model. Only positions that predict an agent token go through the output layer, which dominates the
+    cost for a large vocabulary.
+    """
+    prepared = PreparedModel.of(model)
+    if prepared is None or not prepared.packed or not any(mask.any() for mask in agent_mask):
+        return padded_forward(model, token_ids, agent_mask, keep_hidden, images)
+    packing = prepared.pack(token_ids, agent_mask, images)
+    with prepared.forward.attention(), merged_weights(model, gradient=torch.is_grad_enabled()):
+        states = prepared.forward.states(packing)
+        head = base_of(model).get_output_embeddings()
+        logits = head(states.index_select(0, packing.before))  # type: ignore[misc]
+    return AgentForward(logits, states.index_select(0, packing.itself) if keep_hidden else None)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Selective sample replay: a buffer of trajectories that carried signal, drawn by advantage and age.
+"""Replace groups without signal: by other groups, or by trajectories of a buffer (selective sample replay).
 
 A group in which every rollout earned the same reward has no gradient. Selective sample replay (VL-Rethinker,
 arXiv 2504.08837) replaces it by earlier trajectories with p ∝ |A|^α. Old ones mislead (arXiv 2604.16918), so the weight
@@ -9,7 +9,7 @@ log-probs as `old_per_token_logps`, so that the ratio corrects for the policy's 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from ..policy.vision.storing import read_images, stored_images
-from .rollout import Rollout
+from ..policy.vision.processor import read_images, stored_images
+from .rollout import Group, Rollout, Selected, rollouts_of
 
 ARRAYS = ("token_ids", "agent_mask", "turn_ids", "rewards", "logprobs", "ref_logprobs", "advantages", "importance")
 FACTS = ("group", "index", "final_reward", "policy_version", "id", "masked")
@@ -120,3 +120,51 @@ def magnitude(rollout: Rollout) -> float:
     if rollout.advantages is None or not rollout.agent_mask.any():
         return 0.0
     return float(np.abs(rollout.advantages[rollout.agent_mask]).mean())
+
+
+def fill_from_replay(groups: Sequence[Group], buffer: ReplayBuffer, step: int) -> list[Rollout]:
+    """Return the batch with groups without signal replaced from the buffer (selective sample replay).
+
+    Adds the groups with signal to the buffer afterwards. The batch keeps its order and size. Rollouts that the buffer
+    cannot replace stay, with advantages of 0. So do those of solved groups: replacing them would teach nothing, and
+    their KL to the reference, which replayed rollouts lack, holds the policy there.
+    """
+    replaced = [not g.signal and not g.solved for g in groups]
+    drawn = buffer.sample(
+        sum(len(g.rollouts) for g, is_replaced in zip(groups, replaced, strict=True) if is_replaced), step
+    )
+    drawn.reverse()
+    batch: list[Rollout] = []
+    for group, is_replaced in zip(groups, replaced, strict=True):
+        for rollout in group.rollouts:
+            if group.signal:
+                batch.append(rollout)
+            else:
+                batch.append(drawn.pop() if is_replaced and drawn else rollout.without_gradient())
+    buffer.add([r.for_loss() for r in rollouts_of([g for g in groups if g.signal])])
+    return batch
+
+
+def mark(groups: Sequence[Group], batch: Sequence[Rollout], filters: bool) -> list[Rollout]:
+    """Return the rollouts of `groups`, each marked with its use in the step.
+
+    batch: the trained rollouts, in the same order if it has replayed ones. filters: leave groups without signal out of
+    training.
+    """
+    marked = []
+    for index, (rollout, group) in enumerate((r, g) for g in groups for r in g.rollouts):
+        replaced = index < len(batch) and batch[index].replayed
+        if not rollout.scorable:
+            word: Selected = "unscored"
+        elif filters and not group.signal:
+            word = "replaced" if replaced else "filtered"
+        else:
+            word = "trained"
+        marked.append(replace(rollout, selected=word))
+    return marked
+
+
+def replace_without_signal(groups: Sequence[Group], extra: Sequence[Group]) -> list[Group]:
+    """Replace groups without signal by those of `extra` with signal (dynamic sampling, DAPO)."""
+    fresh = [g for g in reversed(extra) if g.signal]
+    return [g if g.signal or not fresh else fresh.pop() for g in groups]

@@ -80,3 +80,22 @@ def pinned(path: str) -> str:
 def links_to_latest(path: Path) -> bool:
     """Return whether `path` is a link made by a finished run, not a folder or link of the user."""
     return path.is_symlink() and re.fullmatch(rf"{re.escape(path.name)}-[^/\\]+", os.readlink(path)) is not None
+
+
+class OnlineFolder:
+    """The paths for learning while serving in a run's folder. Creates no files or folders."""
+
+    def __init__(self, run_dir: Path) -> None:
+        root = run_dir / "online"
+        self.run_dir = run_dir
+        self.queue = root / "queue.sqlite"
+        self.state = root / "state"
+        """The worker's committed states."""
+        self.snapshots = run_dir / SNAPSHOTS
+        """Published versions, and the pointer to the newest one."""
+        self.buffer = root / "experiences.npz"
+        """The engine's saved experience buffer."""
+        self.images = root / "images"
+        """Images that were shown to the policy, named by content (`engine.online.store.images`)."""
+        self.address = root / "address.json"
+        """The engine's HTTP address, readable only by its owner: `{"url": …, "token_needed": …}`."""

@@ -3,7 +3,7 @@
 rows → rollouts                       `RolloutRunner.run`, on each process its share or all on the main one
 rollouts → log-probs, embeddings      `FrozenPass`, each process its own
 rollouts → rewards → advantages       `Scorer`, on the main process, since groups and statistics span all processes
-groups → batch                        `selection`: replay, or rollouts of other prompts
+groups → batch                        `replay`, or rollouts of other prompts
 batch → this process's rollouts       `Processes`
 """
 
@@ -24,11 +24,10 @@ from ..policy.prepared import PreparedModel, acting, inference
 from ..rollouts.advantages import advantage_method
 from ..rollouts.difficulty import Difficulty
 from ..rollouts.distillation import Distillation, Teacher, reverse_kl
-from ..rollouts.replay import ReplayBuffer
+from ..rollouts.replay import ReplayBuffer, fill_from_replay, mark, replace_without_signal
 from ..rollouts.rollout import Group, Rollout, in_batch_order, rollouts_of
 from ..rollouts.runner import RolloutRunner, Row
 from ..rollouts.scoring import Metrics, Scorer, Signal
-from ..rollouts.selection import fill_from_replay, mark, replace_without_signal
 from .frozen import FrozenPass
 from .phases import PhaseClock
 from .processes import Processes

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from ....configs.sections.online import OnlineConfig
-from ...policy.forward import forward_agent_tokens, vocabulary_of
 from ...policy.kl import BetaChange, BetaController, BetaSettings, kl_directions
+from ...policy.prepared import forward_agent_tokens
 from ...policy.token_scores import DENSE_LOGITS
+from ...policy.unwrap import vocabulary_of
 from ...policy.vision.processor import ModelImage
 from ...training.losses import LossInputs, clipped_surrogate, sum_over_tokens
 from ..store.images import ImageFolder

@@ -22,9 +22,9 @@ from torch import nn
 from ....configs.schema import RunConfig
 from ....configs.sections.online import OnlineConfig
 from ...runs.control.requests import ControlChannel, RunRequest
+from ...runs.paths import OnlineFolder
 from ...runs.write.writer import RunWriter
 from ..process import EngineWatch, load_serving_policy
-from ..store.folder import OnlineFolder
 from ..store.opening import open_store
 from ..store.snapshots import SnapshotWriter
 from ..store.update_queue import LeaseHeld, LeaseLost, Outcome, QueueDamaged, QueuedTask, QueueError, Settled, Trouble

@@ -34,9 +34,9 @@ from ...rollouts.dataset import load_rows
 from ...rollouts.evaluation import evaluate
 from ...rollouts.runner import RolloutRunner, Row
 from ...runs.control.requests import ControlChannel
+from ...runs.paths import OnlineFolder
 from ...runs.write.writer import RunWriter
 from ..process import load_serving_policy, serving_agent
-from ..store.folder import OnlineFolder
 from ..store.opening import open_store
 from ..store.snapshots import weights_in_place
 from ..store.update_queue import QueueDamaged, QueueError, UpdateQueue

@@ -31,8 +31,8 @@ from torch import Tensor
 
 from ....configs.errors import GrpoTuiError
 from ...runs.durable import make_folder, sync_folder, write_synced
+from ...runs.paths import OnlineFolder
 from ...runs.schema import JOURNAL_POSITION, recorded_position
-from ..store.folder import OnlineFolder
 from ..store.opening import RunStore
 from ..store.snapshots import SnapshotReader
 from ..store.update_log import UpdateLogs

@@ -31,10 +31,10 @@ from ...rollouts.dataset import load_rows
 from ...rollouts.judging import make_judge, special_texts
 from ...rollouts.runner import RolloutRunner, prepares
 from ...runs.control.requests import ControlChannel
+from ...runs.paths import OnlineFolder
 from ...runs.write.writer import RunWriter
 from ...training.checkpoints import load_rewards
 from ..process import load_serving_policy, serving_agent, serving_settings
-from ..store.folder import OnlineFolder
 from ..store.opening import RunStore, open_store
 from ..store.snapshots import SnapshotReader
 from ..store.update_log import UpdateLogs

@@ -19,7 +19,7 @@ from ...agents.chat import ChatTemplateError
 from ...agents.remote.pool import Standing
 from ...agents.transformers_agent import TransformersAgent
 from ...runs.control.status import process_state
-from ..store.folder import OnlineFolder
+from ...runs.paths import OnlineFolder
 from ..store.snapshots import published_versions
 from .conversations import Conversation, Told, Turn
 from .feedback import FeedbackKeeper

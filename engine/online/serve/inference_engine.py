@@ -30,8 +30,8 @@ from ...agents.chat_agent import ChatAgent
 from ...agents.remote.agent import RemoteAgent
 from ...agents.sampling import SamplingSettings
 from ...agents.tool_calls import NativeCalls
-from ...policy.forward import vocabulary_of
 from ...policy.prepared import acting
+from ...policy.unwrap import vocabulary_of
 from ...rollouts.rollout import Rollout
 from ...rollouts.runner import RolloutRunner
 from ...runs.types import GateCode, NeighbourVote, Served, TrajectoryRecord

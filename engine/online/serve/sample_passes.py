@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from ....configs.sections.online import OnlineConfig
 from ....rewards.orchestrator import RewardResult
-from ...policy.forward import forward_agent_tokens, hidden_states, vocabulary_of
+from ...policy.padded import hidden_states
+from ...policy.prepared import forward_agent_tokens
 from ...policy.token_scores import DENSE_LOGITS, turn_means
+from ...policy.unwrap import vocabulary_of
 from ...rollouts.rollout import Rollout
 from ..store.images import ImageFolder
 from ..store.update_task import Experience, OriginalLogits, UpdateTask

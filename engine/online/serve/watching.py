@@ -19,7 +19,7 @@ from ...agents.remote.pool import event_of
 from ...launch.children import spawn
 from ...runs.control.requests import request
 from ...runs.control.status import ENDED, is_elsewhere, process_state
-from ..store.folder import OnlineFolder
+from ...runs.paths import OnlineFolder
 from ..store.update_queue import QueueError, UpdateQueue
 from .answers import Answer
 
@@ -219,8 +219,7 @@ class ValidationProcess:
         if isinstance(found, dict) and "missing" in found:  # from an earlier start, perhaps with other settings
             with contextlib.suppress(QueueError):
                 self.queue.set(validation=None)
-        module = "grpo_tui.engine.online.learn.validator"
-        command = [sys.executable, "-m", module, str(run_dir), "--child"]
+        command = [sys.executable, "-m", "grpo_tui.engine.online", "validation", str(run_dir), "--child"]
         try:
             return spawn(run_dir, "validation", command, stdin=subprocess.PIPE)
         except OSError:  # a full disk, no memory: try again next time

@@ -24,7 +24,7 @@ from ...agents.remote.adapters import Adapter, AdapterError
 from ...agents.remote.agent import RemoteAgent
 from ...agents.remote.pool import NOT_ASKED, Standing
 from ...agents.remote.protocol import ServerRefusal
-from ...policy.forward import device_of
+from ...policy.unwrap import device_of
 from ..store.snapshots import Manifest, Snapshot, SnapshotError, SnapshotReader, check_fit, weights_in_place
 
 log = logging.getLogger(__name__)

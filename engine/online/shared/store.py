@@ -20,9 +20,9 @@ from torch import Tensor
 from ....configs.sections.online import OnlineConfig
 from ...launch.redis_server import queue_url
 from ...runs.durable import make_folder
+from ...runs.paths import OnlineFolder
 from ...runs.schema import JOURNAL_POSITION, recorded_position
 from ..learn.worker_state import STATE_NAME, newest_first
-from ..store.folder import OnlineFolder
 from ..store.images import ImageFolder
 from ..store.opening import RunStore
 from ..store.snapshots import Manifest, Snapshot, SnapshotError, SnapshotReader, install, pointed_version, prune

@@ -13,8 +13,7 @@ from pathlib import Path
 import safetensors
 from safetensors.numpy import load_file, save
 
-from ...policy.vision.processor import ModelImage
-from ...policy.vision.storing import read_images, stored_images
+from ...policy.vision.processor import ModelImage, read_images, stored_images
 from ...runs.durable import replace_file
 
 KEPT = 256

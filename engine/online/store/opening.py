@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ....configs.sections.online import OnlineConfig
-from .folder import OnlineFolder
+from ...runs.paths import OnlineFolder
 from .images import ImageFolder
 from .snapshots import Manifest, SnapshotReader
 from .sqlite_queue import SqliteQueue

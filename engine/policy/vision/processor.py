@@ -245,3 +245,27 @@ def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
         return kind
     members = {"get_attributes": classmethod(lambda cls: kept), "__module__": kind.__module__}
     return type(kind.__name__, (kind,), members)
+
+
+def stored_images(rows: Sequence[Sequence[ModelImage]]) -> tuple[dict[str, np.ndarray], dict[str, object]]:
+    """Return the images of many rows for a checkpoint: arrays by name, each distinct image once, and JSON data with the
+    images of each row and their facts."""
+    different = {image.key: image for row in rows for image in row}
+    number = {key: n for n, key in enumerate(different)}
+    arrays = {f"image.{number[i.key]}.{k}": v.numpy() for i in different.values() for k, v in i.inputs.items()}
+    facts = [
+        {"key": i.key, "text": i.text, "tokens": i.tokens, "size": i.size, "original": i.original}
+        for i in different.values()
+    ]
+    return arrays, {"rows": [[number[i.key] for i in row] for row in rows], "images": facts}
+
+
+def read_images(arrays: Mapping[str, np.ndarray], stored: Mapping[str, Any]) -> list[tuple[ModelImage, ...]]:
+    """Read the images that `stored_images` stored. Raises KeyError."""
+    images = []
+    for n, facts in enumerate(stored["images"]):
+        start = f"image.{n}."
+        inputs = {k.removeprefix(start): torch.from_numpy(v) for k, v in arrays.items() if k.startswith(start)}
+        sizes = {name: (int(facts[name][0]), int(facts[name][1])) for name in ("size", "original")}
+        images.append(ModelImage(facts["key"], inputs, facts["text"], facts["tokens"], **sizes))
+    return [tuple(images[n] for n in row) for row in stored["rows"]]

@@ -74,8 +74,8 @@ def engine_queue(folder: Path, online: dict[str, Any]) -> Iterator[Any]:
     from grpo_tui.configs.sections.online import OnlineConfig
     from grpo_tui.engine.online.shared.outbox import Outbox, QueueLink
     from grpo_tui.engine.online.shared.redis_queue import RedisQueue
-    from grpo_tui.engine.online.store.folder import OnlineFolder
     from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
+    from grpo_tui.engine.runs.paths import OnlineFolder
 
     config = OnlineConfig(**online)
     if not config.is_shared:
@@ -119,7 +119,7 @@ def work(folder: Path, steps: int, online: dict[str, Any]) -> None:
     from grpo_tui.engine.online.learn import update_worker
     from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
     from grpo_tui.engine.online.learn.update_worker import UpdateWorker
-    from grpo_tui.engine.online.store.folder import OnlineFolder
+    from grpo_tui.engine.runs.paths import OnlineFolder
 
     from .tiny import lora_model, online_config
 
@@ -178,9 +178,9 @@ def learn(folder: Path, steps: int, online: dict[str, Any]) -> None:
     from grpo_tui.configs.sections.online import OnlineConfig
     from grpo_tui.engine.online.shared.exchange import Exchange
     from grpo_tui.engine.online.shared.redis_queue import RedisQueue
-    from grpo_tui.engine.online.store.folder import OnlineFolder
     from grpo_tui.engine.online.store.update_queue import Settled
     from grpo_tui.engine.runs.durable import make_folder, write_synced
+    from grpo_tui.engine.runs.paths import OnlineFolder
 
     config, place = OnlineConfig(**online), OnlineFolder(folder)
     queue = RedisQueue(config.queue, config.queue_name, lease_s=config.lease_s, process=os.urandom(8).hex())

@@ -78,7 +78,7 @@ def work(run_dir: Path) -> None:
     from grpo_tui.engine.online.learn import update_worker
     from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
     from grpo_tui.engine.online.learn.update_worker import UpdateWorker
-    from grpo_tui.engine.online.store.folder import OnlineFolder
+    from grpo_tui.engine.runs.paths import OnlineFolder
 
     from .tiny import lora_model, online_config
 

@@ -14,11 +14,11 @@ import torch
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.online.process import load_serving_policy
 from grpo_tui.engine.online.serve.assembly import serve
-from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import SnapshotWriter
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_task import UpdateTask
 from grpo_tui.engine.runs.control.requests import ControlChannel, request
+from grpo_tui.engine.runs.paths import OnlineFolder
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write.writer import RunWriter
 

@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_task import UpdateTask
 from grpo_tui.engine.runs.control import requests as control
+from grpo_tui.engine.runs.paths import OnlineFolder
 from grpo_tui.engine.runs.read.reader import RunReader
 
 from .calling import DONE, KNOWN, add_tool, calling_config, trained_policy

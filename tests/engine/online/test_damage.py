@@ -23,10 +23,10 @@ import torch
 from benchmarks.damage import DAMAGE
 from grpo_tui.engine.online.learn import update_worker
 from grpo_tui.engine.online.learn.worker_state import states
-from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_queue import QueueDamaged, QueueError
+from grpo_tui.engine.runs.paths import OnlineFolder
 
 from .living import counts
 from .test_update_worker import Run

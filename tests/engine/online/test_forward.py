@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_tui.engine.policy.forward import forward_agent_tokens, hidden_states, use_packed_forward
+from grpo_tui.engine.policy.padded import hidden_states
+from grpo_tui.engine.policy.prepared import PreparedModel, forward_agent_tokens
 
 from .tiny import lora_model
 
@@ -42,7 +43,7 @@ def gradients(model: Any, batch: Rows) -> tuple[Tensor, dict[str, Tensor]]:
 def test_packed_and_padded_agree(shared: bool, rows: int) -> None:
     batch = trajectories(3, rows, shared)
     padded, packed = lora_model(), lora_model()
-    assert use_packed_forward(packed)
+    assert PreparedModel(packed).packed
     for model in (padded, packed):
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.requires_grad or parameter.ndim == 1)  # the norms as well
@@ -63,7 +64,7 @@ def test_logits_and_hidden_states_are_those_of_each_row_alone() -> None:
     alone = [model(input_ids=torch.from_numpy(row)[None], output_hidden_states=True) for row in ids]
     logits = torch.cat([out.logits[0, np.flatnonzero(mask) - 1] for out, mask in zip(alone, agent, strict=True)])
     hidden = torch.cat([out.hidden_states[-1][0, mask] for out, mask in zip(alone, agent, strict=True)])
-    assert use_packed_forward(model)
+    assert PreparedModel(model).packed
     packed = forward_agent_tokens(model, ids, agent, keep_hidden=True)
     for found in (padded, packed):
         torch.testing.assert_close(found.logits, logits, atol=1e-5, rtol=1e-5)
@@ -76,5 +77,5 @@ def test_logits_and_hidden_states_are_those_of_each_row_alone() -> None:
 def test_a_batch_in_which_no_agent_wrote_anything_has_no_logits() -> None:
     ids, agent = trajectories(5, 2, shared=False)
     model = lora_model()
-    assert use_packed_forward(model)
+    assert PreparedModel(model).packed
     assert forward_agent_tokens(model, ids, [np.zeros_like(mask) for mask in agent]).logits.shape == (0, 64)

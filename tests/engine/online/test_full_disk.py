@@ -15,9 +15,9 @@ import pytest
 
 from grpo_tui.engine.online.serve import assembly, enqueuer
 from grpo_tui.engine.online.serve.enqueuer import Enqueuer
-from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_queue import QueueError
+from grpo_tui.engine.runs.paths import OnlineFolder
 
 from .test_update_worker import Run
 from .tiny import lora_model, make_task

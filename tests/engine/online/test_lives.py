@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from grpo_tui.engine.online.learn.worker_state import states
-from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version, published_versions
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
+from grpo_tui.engine.runs.paths import OnlineFolder
 from grpo_tui.engine.runs.read.reader import RunReader
 
 from .living import Lives

@@ -19,11 +19,11 @@ from grpo_tui.configs.metric_names import meaning
 from grpo_tui.configs.writing import to_yaml
 from grpo_tui.engine.launch.start import start_run
 from grpo_tui.engine.launch.stop import stop_run
-from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import pointed_version
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.runs.control import requests as control
 from grpo_tui.engine.runs.control.status import ENDED, look
+from grpo_tui.engine.runs.paths import OnlineFolder
 from grpo_tui.engine.runs.read.reader import RunReader
 from tests.forked import forked_processes
 

@@ -17,8 +17,8 @@ from grpo_tui.engine.online.learn import policy_update
 from grpo_tui.engine.online.learn.influence import PRIOR, Influence, RatingBaseline, RobustBaseline
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
 from grpo_tui.engine.online.store.update_task import OriginalLogits, TaskError, UpdateTask
-from grpo_tui.engine.policy.forward import use_packed_forward
 from grpo_tui.engine.policy.kl import BetaController, BetaSettings
+from grpo_tui.engine.policy.prepared import PreparedModel
 
 from .tiny import logits_of, logprobs_of, lora_model, make_task, online_config
 
@@ -105,7 +105,7 @@ def test_rows_of_different_length_give_the_loss_of_the_definition(packed: bool) 
     model, task = drifted(cuts=(0, 4, 2))
     assert {len(row) for row in task.experience.rows} == {10, 6, 8}
     u = updater(model, kl={"initial_beta": 0.7})
-    assert not packed or use_packed_forward(model)
+    assert not packed or PreparedModel(model).packed
     for _ in range(3):
         u.baseline.add(0.4)
     expected = independent_loss(model, task, 0.7, 0.2, 3.0, baseline=0.4)

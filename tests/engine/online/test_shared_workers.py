@@ -18,10 +18,10 @@ from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
 from grpo_tui.engine.online.learn.update_worker import UpdateWorker
 from grpo_tui.engine.online.shared import redis_queue
 from grpo_tui.engine.online.shared.redis_queue import RedisQueue
-from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.opening import open_store
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version
 from grpo_tui.engine.online.store.update_queue import LeaseHeld, LeaseLost, QueueError
+from grpo_tui.engine.runs.paths import OnlineFolder
 from grpo_tui.engine.runs.read.reader import RunReader
 from tests.redis_server import LASTING, RedisServer, redis_server, stopped_and_restarted
 

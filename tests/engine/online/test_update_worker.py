@@ -18,9 +18,9 @@ from grpo_tui.engine.online.learn import update_worker
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
 from grpo_tui.engine.online.learn.update_worker import UpdateWorker
 from grpo_tui.engine.online.learn.worker_state import read_state
-from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version, published_versions
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
+from grpo_tui.engine.runs.paths import OnlineFolder
 
 from .living import counts
 from .nursery import Nursery

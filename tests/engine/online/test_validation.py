@@ -15,10 +15,10 @@ from grpo_tui.engine.online.learn.validation import Validator
 from grpo_tui.engine.online.learn.worker_state import StateError, write_state
 from grpo_tui.engine.online.serve import watching
 from grpo_tui.engine.online.serve.watching import ValidationProcess
-from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
 from grpo_tui.engine.runs.durable import write_json
+from grpo_tui.engine.runs.paths import OnlineFolder
 
 from .tiny import lora_model, tokenizer
 

@@ -17,7 +17,7 @@ from benchmarks.policies.tokenizer import train_tokenizer
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.sections.online import OnlineConfig
 from grpo_tui.engine.online.store.update_task import Experience, OriginalLogits, UpdateTask
-from grpo_tui.engine.policy.forward import forward_agent_tokens
+from grpo_tui.engine.policy.prepared import forward_agent_tokens
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.multi_turn import MultiTurnEnv

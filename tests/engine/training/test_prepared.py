@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_tui.engine.policy.forward import forward_agent_tokens
 from grpo_tui.engine.policy.patches import patched
-from grpo_tui.engine.policy.prepared import PreparedModel, acting, decoding
+from grpo_tui.engine.policy.prepared import PreparedModel, acting, decoding, forward_agent_tokens
 from grpo_tui.engine.policy.unwrap import base_of
 
 from .parts import policy

@@ -10,10 +10,9 @@ import torch
 from scipy.stats import chisquare
 
 from grpo_tui.engine.rollouts.advantages import advantage_method
-from grpo_tui.engine.rollouts.replay import ReplayBuffer, magnitude
+from grpo_tui.engine.rollouts.replay import ReplayBuffer, fill_from_replay, magnitude
 from grpo_tui.engine.rollouts.rollout import Group, Rollout, rollouts_of
 from grpo_tui.engine.rollouts.scoring import Scorer
-from grpo_tui.engine.rollouts.selection import fill_from_replay
 from grpo_tui.engine.training.batch import make_batch
 from grpo_tui.engine.training.pipeline import kl_of_rollouts
 
