@@ -74,13 +74,12 @@ class Prompts(dict[tuple[int, ...], tuple[RowCache, int, torch.Tensor]]):
 class LiveBatch:
     """The running rows of one policy. The weights must not change while it has rows.
 
-    All calls need the sampling context of the model (`prepared.acting`). never: tokens that are not drawn.
+    All calls need the sampling context of the model (`prepared.acting`).
     """
 
-    def __init__(self, decoder: Decoder, stop_ids: Sequence[int], never: torch.Tensor | None = None) -> None:
+    def __init__(self, decoder: Decoder, stop_ids: Sequence[int]) -> None:
         self._decoder = decoder
         self._stop_ids = frozenset(stop_ids)
-        self._never = never
         self._cache: RowCache | None = None
         self._prompts = Prompts()
         self._rows: list[LiveRow] = []
@@ -167,7 +166,7 @@ class LiveBatch:
                 drawn = [seed_of(rows[i].seed, len(rows[i].tokens)) % 2**53 / 2**53 for i in chosen]
                 noise = torch.tensor(drawn, dtype=torch.float64, device=float64_device(logits.device))
             part = logits if len(chosen) == len(rows) else logits[torch.tensor(chosen, device=logits.device)]
-            tokens, logprobs = sample(part, sampling, noise, self._never)
+            tokens, logprobs = sample(part, sampling, noise)
             for i, token, logprob in zip(chosen, tokens.tolist(), logprobs.tolist(), strict=True):
                 row = rows[i]
                 row.tokens.append(token)

@@ -34,6 +34,9 @@ IMPLEMENTATION = "grpo_tui_packed"
 WITHOUT_EFFECT = {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states"}
 """Arguments of attention that change nothing here: a packing holds its tokens' positions."""
 
+COMPARED = 8
+"""Tokens of the prompts on which a packed and a padded pass are compared, and the fewest of what follows them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class PackedOutput:
@@ -165,7 +168,7 @@ class PackedForward:
                 stack.enter_context(patched(last, "forward", types.MethodType(_tail, last)))
             yield
 
-    def agrees(self, tokens: int = 24) -> bool:
+    def agrees(self) -> bool:
         """Return whether four short rows get the log-probs of the padded forward pass. Call it while installed.
 
         A model that does not select attention by name, has recurrent layers, or scales or caps its logits fails, and
@@ -175,10 +178,10 @@ class PackedForward:
         """
         if self.seeing is not None and self.seeing.two_way:
             return False
-        if self.short_tail and _agrees(self, tokens):
+        if self.short_tail and _agrees(self):
             return True
         self.short_tail = False
-        return _agrees(self, tokens)
+        return _agrees(self)
 
 
 TAIL = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
@@ -194,13 +197,13 @@ def _tail(layer: Any, hidden_states: Tensor, *, packing: Packing, **kwargs: Any)
 
 
 @torch.no_grad()
-def _agrees(packed: PackedForward, tokens: int) -> bool:
+def _agrees(packed: PackedForward) -> bool:
     model: Any = packed.model
     vocabulary = model.get_input_embeddings().weight.shape[0]
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, vocabulary, tokens // 3) for _ in range(2)]
-    rows = [np.concatenate([prompts[i // 2], rng.integers(0, vocabulary, tokens // 3 + 3 * i)]) for i in range(4)]
-    masks = [np.arange(len(r)) >= tokens // 3 for r in rows]
+    prompts = [rng.integers(0, vocabulary, COMPARED) for _ in range(2)]
+    rows = [np.concatenate([prompts[i // 2], rng.integers(0, vocabulary, COMPARED + 3 * i)]) for i in range(4)]
+    masks = [np.arange(len(r)) >= COMPARED for r in rows]
     packing = pack(rows, masks).to(next(model.parameters()).device)
 
     def padded() -> Tensor:
@@ -211,7 +214,7 @@ def _agrees(packed: PackedForward, tokens: int) -> bool:
     training = model.training
     model.eval()
     try:
-        with short_windows(model, tokens // 3) as shorter:
+        with short_windows(model, COMPARED) as shorter:
             with packed.attention():
                 ours = model(packing=packing).logprobs
             plain = padded()

@@ -20,8 +20,8 @@ class PhaseClock:
     `on_begin` is called with the name of each phase that begins. `spans` holds the start and end of each phase.
     """
 
-    def __init__(self, device: torch.device | None = None, on_begin: Callable[[str], None] | None = None) -> None:
-        self.on_begin = on_begin
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.on_begin: Callable[[str], None] | None = None
         self._seconds: dict[str, float] = defaultdict(float)
         self._device = device
         self.spans = Spans()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,14 +44,14 @@ def check_supported(mode: str, environment: Mapping[str, str] = os.environ) -> N
         )
 
 
-def take_sharding(environment: MutableMapping[str, str] = os.environ) -> bool:
+def take_sharding() -> bool:
     """Return whether the launch asks for FSDP2, and remove the request.
 
     accelerate would shard the weights before the model is prepared for packed rows, and never on a CPU. `sharding` does
     it instead.
     """
-    requested = _is_set(environment, FSDP)
-    environment.pop(FSDP, None)
+    requested = _is_set(os.environ, FSDP)
+    os.environ.pop(FSDP, None)
     return requested
 
 

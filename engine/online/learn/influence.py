@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 WINDOW = 1000
 """Repetitions and shares are counted over this many updates."""
+DECAY = 0.95
+"""The weight of a value in a baseline, relative to the one after it."""
 PRIOR = 4.0
 """In the baseline of one source, the mean of all sources counts as this many ratings."""
 
@@ -75,14 +77,13 @@ def levels_of(source: str) -> list[str]:
 
 
 class RobustBaseline:
-    """Running median of task returns, each weighted by `decay` to the power of its age.
+    """Running median of task returns, each weighted by `DECAY` to the power of its age.
 
     A single outlier cannot move a median. With fewer than three earlier tasks, the baseline is the median over the
     task's own candidates.
     """
 
-    def __init__(self, decay: float = 0.95) -> None:
-        self.decay = decay
+    def __init__(self) -> None:
         self._returns: deque[float] = deque(maxlen=256)
 
     def value(self, returns: list[float]) -> float:
@@ -90,7 +91,7 @@ class RobustBaseline:
             ordered = sorted(returns)
             return ordered[(len(ordered) - 1) // 2]
         newest = len(self._returns) - 1
-        weighted = sorted((value, self.decay ** (newest - i)) for i, value in enumerate(self._returns))
+        weighted = sorted((value, DECAY ** (newest - i)) for i, value in enumerate(self._returns))
         half, passed = sum(w for _, w in weighted) / 2, 0.0
         for value, weight in weighted:
             passed += weight
@@ -109,15 +110,14 @@ class RobustBaseline:
 
 
 class RatingBaseline:
-    """Running mean of each source's ratings, each weighted by `decay` to the power of its age.
+    """Running mean of each source's ratings, each weighted by `DECAY` to the power of its age.
 
     Ratings are ±1, so a median would hide either all praise or all blame. A rating is compared with those of its own
     source, because praise from a strict source and blame from a mild one carry the most information. The mean of a
     source with few ratings is shrunk towards that of all sources, as if it had given `PRIOR` more ratings of that mean.
     """
 
-    def __init__(self, decay: float = 0.95) -> None:
-        self.decay = decay
+    def __init__(self) -> None:
         self._ratings: deque[tuple[str, float]] = deque(maxlen=256)
 
     def value(self, source: str) -> float:
@@ -126,7 +126,7 @@ class RatingBaseline:
 
     def _mean(self, ratings: Sequence[float], prior: float, before: float) -> float:
         """Return the weighted mean of `ratings`, oldest first, together with `prior` ratings of value `before`."""
-        weights = [self.decay**age for age in range(len(ratings))]
+        weights = [DECAY**age for age in range(len(ratings))]
         total = sum(w * r for w, r in zip(weights, reversed(ratings), strict=True))
         return (total + prior * before) / (sum(weights) + prior)
 
