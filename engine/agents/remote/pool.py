@@ -17,13 +17,12 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from ....configs.errors import GrpoTuiError
 from ....envs.spans import Spans
 from .client import ADMIN_TIMEOUT_S, ServerClient, open_http
-from .placement import ALIKE, Load, balance, better, spread
+from .placement import ALIKE, balance, better
 from .protocol import (
     FIRST_PAUSE_S,
     GenerateAnswer,
@@ -32,15 +31,15 @@ from .protocol import (
     ServerRefusal,
     ServerTrouble,
 )
+from .server import Home, Server, Standing
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-NOT_ASKED = "it has not been queried yet"
 PROBE_S = 2.0
 """Seconds between two attempts to readmit a server."""
-FORGIVEN, MOST_DOUBLINGS = 64, 8
-"""The pause doubles (at most `MOST_DOUBLINGS` times) with each failure within `FORGIVEN` turns."""
+MOST_DOUBLINGS = 8
+"""The pause doubles with each failure within `server.FORGIVEN` turns, at most this many times."""
 SLOW_SHARE = 0.1
 """A server below this share of the rollouts, relative to the fastest, is reported as slow."""
 SIGN_TOKENS = 4
@@ -58,73 +57,6 @@ Tell = Callable[[str, bool], None]
 
 class NoServersLeft(GrpoTuiError, RuntimeError):
     """No server answered for `rollouts.server_wait_s` seconds."""
-
-
-@dataclass
-class Server:
-    """One server of the pool.
-
-    why_out: empty while it is in. refusal: set if waiting does not help. retried: whether a task tries to readmit it.
-    failures: in a row, with fewer than `FORGIVEN` turns (`since_failure`) in between. heard: time of its last answer.
-    """
-
-    client: ServerClient
-    why_out: str = NOT_ASKED
-    refusal: ServerRefusal | None = None
-    retried: bool = False
-    load: Load = field(default_factory=Load)
-    failures: int = 0
-    turns: int = 0
-    tokens: int = 0
-    since_failure: int = 0
-    heard: float = 0.0
-    busy_until: float = 0.0
-    pauses: int = 0
-    left: bool = False
-    slow: bool = False
-    """Whether its slowness was reported."""
-    mismatch: float | None = None
-    behind: float | None = None
-    _paused_at: float = 0.0
-
-    @property
-    def up(self) -> bool:
-        return not self.why_out
-
-    @property
-    def url(self) -> str:
-        return self.client.url
-
-    def pause(self, busy: ServerBusy, sent: float) -> None:
-        """Record a requested pause. Requests sent together count once. asked: the time of the request."""
-        if sent >= self._paused_at:
-            self.pauses += 1
-            self._paused_at = time.monotonic()
-        self.busy_until = max(self.busy_until, time.monotonic() + busy.pause_s(self.pauses - 1))
-
-    def answered(self, sent: float, tokens: int) -> None:
-        """Record a turn with this number of tokens."""
-        self.heard = time.monotonic()
-        self.turns += 1
-        self.tokens += tokens
-        self.since_failure += 1
-        if sent >= self._paused_at:
-            self.pauses = 0
-        if self.since_failure >= FORGIVEN:
-            self.failures = 0
-
-
-@dataclass(frozen=True)
-class Standing:
-    """The number of available servers, and the reason for each unavailable one by address."""
-
-    up: int
-    all: int
-    out: Mapping[str, str]
-
-    @property
-    def reasons(self) -> str:
-        return "; ".join(f"{url}: {reason}" for url, reason in self.out.items())
 
 
 class ServerPool:
@@ -436,21 +368,3 @@ def event_of(good: bool) -> tuple[Literal["note", "alert"], dict[str, Any]]:
 
 def _log(sentence: str, good: bool) -> None:
     logger.log(logging.INFO if good else logging.WARNING, sentence)
-
-
-@dataclass
-class Home:
-    """The server of a rollout. together: the homes of its session, `prompts` times `rollouts`. turn: the session's
-    number."""
-
-    together: list[Home]
-    prompts: int
-    rollouts: int
-    turn: int
-    server: Server | None = None
-
-    def place(self, servers: Sequence[Server]) -> None:
-        """Choose the servers of the whole session."""
-        numbers = spread([s.load for s in servers], self.prompts, self.rollouts, self.turn)
-        for home, number in zip(self.together, numbers, strict=True):
-            home.server = servers[number]

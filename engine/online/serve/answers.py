@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ...rollouts.rollout import Rollout
-from ..voting import Gate, Neighbour, Vote
+from ...runs.learning import GateCode
+from ..voting import Gate, Neighbour, Vote, canonical
 from .requests import Request
 from .texts import Written
 
@@ -57,6 +60,65 @@ class Answer:
         """The id of this answer's trajectory, else of the initial trajectory."""
         samples = [self.samples[self.shown]] if self.shown is not None else []
         return next((s.trajectory.id for s in (*samples, *self.samples[:1]) if s.trajectory is not None), "")
+
+
+def answered(
+    request: Request,
+    outcome: Vote,
+    gate: Gate,
+    samples: list[Rollout],
+    version: int,
+    shown: int | None,
+    extracted: str | None,
+    **more: Any,
+) -> Answer:
+    """Return the answer to a request, complete at this moment. See `Answer` for the arguments."""
+    errors = [s.trajectory.error for s in samples if s.trajectory is not None]
+    return Answer(
+        request,
+        outcome,
+        outcome,
+        gate,
+        samples,
+        version,
+        _correct(outcome, samples, shown),
+        time.perf_counter() - request.arrived,
+        error=next(filter(None, errors), None) if errors and all(errors) else None,
+        shown=shown,
+        extracted=extracted,
+        **more,
+    )
+
+
+def _correct(outcome: Vote, samples: Sequence[Rollout], shown: int | None) -> bool | None:
+    """Return whether the answer is right; None if the environment does not know."""
+    known = [s.trajectory for s in samples if s.trajectory is not None and s.trajectory.correct is not None]
+    if not known:
+        return None
+    trajectory = samples[shown].trajectory if shown is not None else None
+    if trajectory is not None and trajectory.correct is not None:
+        return trajectory.correct
+    winner = canonical(outcome.answer)
+    return winner is not None and any(canonical(t.expected) == winner for t in known)
+
+
+def labelled(
+    answer: Answer, samples: Sequence[Rollout], correct: Sequence[bool | None], right: str | None = None
+) -> Answer:
+    """Return the answer with samples judged with certainty. right: the right answer, if known."""
+    label_vote = replace(
+        answer.label_vote,
+        labels=tuple(None if c is None else right for c in correct),
+        correct=tuple(correct),
+        confidence=1.0,
+        flipped=correct[0] is False,
+    )
+    return replace(answer, samples=list(samples), label_vote=label_vote, gate=Gate(GateCode.OPEN))
+
+
+def answer_of(sample: Rollout) -> str | None:
+    """Return the answer that the environment found in a sample."""
+    return sample.trajectory.answer if sample.trajectory is not None else None
 
 
 def answer_as_json(answer: Answer) -> dict[str, object]:

@@ -16,7 +16,7 @@ from ....envs.agent import Message, sees
 from ....envs.base import Env
 from ....envs.loading import EnvLoadError, load_env_class
 from ...agents.chat import ChatTemplateError
-from ...agents.remote.pool import Standing
+from ...agents.remote.server import Standing
 from ...agents.transformers_agent import TransformersAgent
 from ...runs.control.status import process_state
 from ...runs.paths import OnlineFolder

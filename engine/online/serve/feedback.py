@@ -17,10 +17,10 @@ from ....envs.extraction import boxed, choice, last_number, mathematical, normal
 from ...rollouts.rollout import Rollout
 from ..store.snapshots import SnapshotError
 from ..voting import canonical
-from .answers import Answer
+from .answers import Answer, answer_of, labelled
 from .enqueuer import Enqueuer
 from .http.schema import Feedback
-from .inference_engine import InferenceEngine, Learned, answer_of, labelled
+from .inference_engine import InferenceEngine, Learned
 from .live_answers import LiveAnswers
 from .sample_passes import behaviour_logprobs
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -38,7 +37,7 @@ from ...runs.types import GateCode, NeighbourVote, Served, TrajectoryRecord
 from ..store.images import ImageFolder
 from ..store.update_task import UpdateTask
 from ..voting import Gate, Neighbour, Vote, canonical, gate, vote
-from .answers import Answer
+from .answers import Answer, answer_of, answered, labelled
 from .conversations import Conversations
 from .experience_buffer import ExperienceBuffer
 from .requests import Request, Sampling
@@ -149,7 +148,7 @@ class InferenceEngine:
             shown = None if self.extract is None else 0
         else:
             shown = next((i for i, sample in enumerate(group) if canonical(self.key(sample)) == winner), None)
-        return _answer(
+        return answered(
             request,
             outcome,
             self._gate(request, outcome),
@@ -164,7 +163,7 @@ class InferenceEngine:
     def single_answer(self, request: Request, samples: list[Rollout], policy_version: int) -> Answer:
         """Return the answer for texts that were sampled for the caller. Samples for a vote may follow."""
         outcome, first = vote([None] * len(samples)), self.key(samples[0])
-        return _answer(request, outcome, self._single_gate(request), samples, policy_version, 0, first, single=True)
+        return answered(request, outcome, self._single_gate(request), samples, policy_version, 0, first, single=True)
 
     def sampling(self, chosen: Sampling) -> tuple[SamplingSettings, int | None]:
         """Return the caller's settings, completed from the model's generation configuration, and the token limit."""
@@ -346,47 +345,6 @@ class InferenceEngine:
         return replace(answer, samples=samples, label_vote=label_vote, gate=closed)
 
 
-def _answer(
-    request: Request,
-    outcome: Vote,
-    gate: Gate,
-    samples: list[Rollout],
-    version: int,
-    shown: int | None,
-    extracted: str | None,
-    **more: Any,
-) -> Answer:
-    errors = [s.trajectory.error for s in samples if s.trajectory is not None]
-    return Answer(
-        request,
-        outcome,
-        outcome,
-        gate,
-        samples,
-        version,
-        _correct(outcome, samples, shown),
-        time.perf_counter() - request.arrived,
-        error=next(filter(None, errors), None) if errors and all(errors) else None,
-        shown=shown,
-        extracted=extracted,
-        **more,
-    )
-
-
-def labelled(
-    answer: Answer, samples: Sequence[Rollout], correct: Sequence[bool | None], right: str | None = None
-) -> Answer:
-    """Return the answer with samples judged with certainty. right: the right answer, if known."""
-    label_vote = replace(
-        answer.label_vote,
-        labels=tuple(None if c is None else right for c in correct),
-        correct=tuple(correct),
-        confidence=1.0,
-        flipped=correct[0] is False,
-    )
-    return replace(answer, samples=list(samples), label_vote=label_vote, gate=Gate(GateCode.OPEN))
-
-
 def _metrics(answer: Answer) -> dict[str, object]:
     values: dict[str, object] = {
         metric.GATE_RATE: float(answer.gate.open),
@@ -412,23 +370,6 @@ def _renumbered(group: Sequence[Rollout], drawn: Sequence[Rollout]) -> list[Roll
             sample = replace(sample, trajectory=replace(sample.trajectory, **ids))
         joined.append(sample)
     return joined
-
-
-def answer_of(sample: Rollout) -> str | None:
-    """Return the answer that the environment found in a sample."""
-    return sample.trajectory.answer if sample.trajectory is not None else None
-
-
-def _correct(outcome: Vote, samples: Sequence[Rollout], shown: int | None) -> bool | None:
-    """Return whether the answer is right; None if the environment does not know."""
-    known = [s.trajectory for s in samples if s.trajectory is not None and s.trajectory.correct is not None]
-    if not known:
-        return None
-    trajectory = samples[shown].trajectory if shown is not None else None
-    if trajectory is not None and trajectory.correct is not None:
-        return trajectory.correct
-    winner = canonical(outcome.answer)
-    return winner is not None and any(canonical(t.expected) == winner for t in known)
 
 
 def _served(answer: Answer, row: int, trajectory: Trajectory) -> Served:

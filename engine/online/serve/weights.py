@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from ...agents.remote.adapters import Adapter, AdapterError
 from ...agents.remote.agent import RemoteAgent
-from ...agents.remote.pool import NOT_ASKED, Standing
 from ...agents.remote.protocol import ServerRefusal
+from ...agents.remote.server import NOT_ASKED, Standing
 from ...policy.unwrap import device_of
 from ..store.snapshots import Manifest, Snapshot, SnapshotError, SnapshotReader, check_fit, weights_in_place
 

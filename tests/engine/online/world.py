@@ -15,7 +15,7 @@ import openai
 from PIL import Image
 
 from grpo_tui.configs.sections import EnvironmentConfig
-from grpo_tui.engine.agents.remote.pool import Standing
+from grpo_tui.engine.agents.remote.server import Standing
 from grpo_tui.engine.online.serve.answers import Answer
 from grpo_tui.engine.online.serve.backend import EngineBackend
 from grpo_tui.engine.online.serve.http.conversation import Uploads
