@@ -25,7 +25,7 @@ from ...policy.prepared import forward_agent_tokens
 from ...policy.token_scores import DENSE_LOGITS
 from ...policy.unwrap import vocabulary_of
 from ...policy.vision.processor import ModelImage
-from ...training.losses import LossInputs, clipped_surrogate, sum_over_tokens
+from ...training.losses import clipped_surrogate
 from ..store.images import ImageFolder
 from ..store.snapshots import check_fit, weights_in_place
 from ..store.update_task import Experience, TaskError, UpdateTask
@@ -297,14 +297,14 @@ class PolicyUpdater:
             logits = self._logits(task, rows)
             chosen, old, advantage = (v[tokens].to(logits.device) for v in (targets, old_logprobs, advantages))
             logprobs = torch.log_softmax(logits / self.config.temperature, -1).gather(-1, chosen[:, None])[:, 0]
-            inputs = LossInputs(logprobs, old, advantage, torch.zeros_like(old), torch.ones_like(old))
-            rl = sum_over_tokens(clipped_loss, inputs, None, 0.0) / total
+            ratio = torch.exp(logprobs - old)
+            rl = clipped_surrogate(ratio, advantage, CLIP, CLIP).sum() / total
             kl = task.original_logits.at(tokens).kl(logits).reverse.sum() / total
             (rl + self.beta.beta * kl).backward()
             rl_loss += float(rl.detach())
             kl_penalty += float(kl.detach())
             with torch.no_grad():
-                outside = torch.where(advantage > 0, inputs.ratio > 1 + CLIP, inputs.ratio < 1 - CLIP)
+                outside = torch.where(advantage > 0, ratio > 1 + CLIP, ratio < 1 - CLIP)
                 clipped += float((outside & (advantage != 0)).sum()) / total
         return rl_loss, kl_penalty, clipped
 
@@ -395,8 +395,3 @@ def _rated(task: UpdateTask) -> Tensor:
 
 def _source(task: UpdateTask) -> str:
     return str(task.facts.get("source", ""))
-
-
-def clipped_loss(inputs: LossInputs) -> Tensor:
-    """Return PPO's clipped surrogate of each agent token, [A]."""
-    return clipped_surrogate(inputs.ratio, inputs.advantages, CLIP, CLIP)

@@ -11,11 +11,10 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
-from torch import Tensor
 
 from ....envs.multi_turn import MultiTurnEnv
 from ....envs.seeds import seed_of
@@ -31,6 +30,7 @@ from .answers import Answer
 from .conversations import continued, with_calls
 from .inference_engine import InferenceEngine
 from .requests import BATCH_TOKENS, NotWritten, Request, RequestDropped
+from .running_batches import RunningBatch, RunningBatches
 from .texts import Piece, TextStream, Written, before_stop
 from .wanted import NotAsWanted
 from .weights import WeightFollower
@@ -42,32 +42,6 @@ ATTEMPTS = 3
 """Attempts at a text in the form that its caller asked for."""
 MERGED_BYTES = 1 << 30
 """Maximum bytes of the served version's merged weights, which are kept for all of its requests."""
-SAMPLE_TOKENS = BATCH_TOKENS // 2
-"""Maximum total length in tokens of all running background rows, over all versions. Other rows wait."""
-PROMPT_TOKENS = 2048
-"""Maximum number of prompt tokens processed together."""
-VISIT = 8
-"""Number of tokens before another version's batch takes its turn."""
-
-
-@dataclass
-class _Running:
-    """The batch of one version."""
-
-    version: int
-    tensors: dict[str, Tensor]
-    batch: LiveBatch
-    waiting: list[LiveRow] = field(default_factory=list)
-    behind: list[LiveRow] = field(default_factory=list)
-    """Background rows that wait to join."""
-
-    @property
-    def urgent(self) -> int:
-        return len(self.waiting) + self.batch.foreground
-
-    @property
-    def rows(self) -> int:
-        return len(self.waiting) + len(self.behind) + len(self.batch)
 
 
 @dataclass(eq=False)
@@ -77,7 +51,7 @@ class _Job:
     """
 
     request: Request
-    running: _Running
+    running: RunningBatch
     rows: list[LiveRow]
     finish: Callable[[], None]
     fail: Callable[[Exception], None]
@@ -98,7 +72,7 @@ class LiveAnswers:
     def __post_init__(self) -> None:
         agent = self.engine.runner.agent
         self._agent = agent if isinstance(agent, TransformersAgent) else None
-        self._running: dict[int, _Running] = {}
+        self._running = RunningBatches(self.follower, self._new_batch)
         self._jobs: dict[LiveRow, _Job] = {}
         self._streams: dict[LiveRow, TextStream] = {}
         self._open: contextlib.ExitStack | None = None
@@ -114,12 +88,12 @@ class LiveAnswers:
 
     @property
     def urgent(self) -> int:
-        return sum(r.urgent for r in self._running.values())
+        return self._running.urgent
 
     @property
     def behind(self) -> int:
         """Number of background rows that wait to join."""
-        return sum(len(r.behind) for r in self._running.values())
+        return self._running.behind
 
     @property
     def busy(self) -> bool:
@@ -148,12 +122,14 @@ class LiveAnswers:
         prompt = self._prompt(request)
         if prompt is None:
             return False
-        running = self._running_of(request.version)
+        running = self._running.of(request.version)
         rows = [self._row(request, prompt, index) for index in range(request.sampling.texts)]
         self._start(running, request, rows, lambda: self._answer(request, rows, running))
         return True
 
-    def _start(self, running: _Running, request: Request, rows: Sequence[LiveRow], finish: Callable[[], None]) -> None:
+    def _start(
+        self, running: RunningBatch, request: Request, rows: Sequence[LiveRow], finish: Callable[[], None]
+    ) -> None:
         running.waiting += rows
         job = _Job(request, running, list(rows), finish, lambda error: self.failed(request, error))
         self._jobs |= dict.fromkeys(rows, job)
@@ -169,7 +145,7 @@ class LiveAnswers:
         sampling = SamplingSettings(config.temperature)
         seeds = [seed_of(-1 - self.engine.seed, number, i) for i in range(count)]
         rows = [LiveRow(prompt, limit, sampling, seed, background=True) for seed in seeds]
-        running = self._running_of(answer.policy_version)
+        running = self._running.of(answer.policy_version)
         running.behind += rows
         request = answer.request
         job = _Job(request, running, rows, lambda: finish(self._rollouts(request, rows)), lambda _: finish([]))
@@ -180,7 +156,7 @@ class LiveAnswers:
 
         A failure, such as running out of memory, only fails the requests of the affected rows.
         """
-        running = self._choose()
+        running = self._running.choose(self._version, self._visit)
         if running is None:
             return
         for row, job in self._jobs.items():
@@ -188,7 +164,7 @@ class LiveAnswers:
         joining: list[LiveRow] | None = None
         try:
             self._enter(running)
-            joining = self._joining(running)
+            joining = self._running.joining(running)
             done = running.batch.join(joining) if joining else running.batch.step()
         except Exception as error:
             log.exception("the running batch of version %d failed", running.version)
@@ -198,8 +174,7 @@ class LiveAnswers:
         self._visit += 1
         for row in done:
             self._finish(row)
-        if not running.rows and running.version != self.follower.version:
-            self._running.pop(running.version, None)
+        self._running.forget(running)
 
     def pause(self) -> None:
         """Put the served version's weights back, which all other code expects."""
@@ -236,52 +211,11 @@ class LiveAnswers:
         row.on_token, self._streams[row] = tell, stream
         return row
 
-    def _running_of(self, version: int | None) -> _Running:
-        """Return the batch of a version, by default the served one. Creates it if needed."""
-        number = self.follower.version if version is None else version
-        if number not in self._running:
-            self._running[number] = _Running(number, self.follower.weights(number), self._new_batch())
-            for old in [v for v, r in self._running.items() if not r.rows and v not in (number, self.follower.version)]:
-                del self._running[old]
-        return self._running[number]
-
     def _new_batch(self) -> LiveBatch:
         assert self._agent is not None
         return LiveBatch(self._agent.decoder, self._agent.chat.stop_ids)
 
-    def _choose(self) -> _Running | None:
-        """Return the next batch to advance. Batches with callers come first; the current one keeps `VISIT` tokens."""
-        every = self._running.values()
-        runnable = [r for r in every if r.urgent] or [
-            r for r in every if len(r.batch) or (r.behind and self._fits(r.behind[0]))
-        ]
-        if not runnable:
-            return None
-        current = next((r for r in runnable if r.version == self._version), None)
-        if current is not None and (self._visit < VISIT or len(runnable) == 1):
-            return current
-        later = [r for r in runnable if r.version > self._version]
-        return (later or runnable)[0]
-
-    def _joining(self, running: _Running) -> list[LiveRow]:
-        """Take the rows that join now: callers' texts or, if there are none, samples."""
-        queue = running.waiting or ([] if running.urgent else running.behind)
-        rows: list[LiveRow] = []
-        for row in queue:
-            if (rows and sum(len(r.prompt) for r in (*rows, row)) > PROMPT_TOKENS) or not self._fits(row, rows):
-                break
-            rows.append(row)
-        del queue[: len(rows)]
-        return rows
-
-    def _fits(self, row: LiveRow, joining: Sequence[LiveRow] = ()) -> bool:
-        """Return whether a row may join a batch in addition to the `joining` rows."""
-        if not row.background:
-            return True
-        used = sum(r.longest for r in joining) + sum(r.batch.background_tokens for r in self._running.values())
-        return not used or used + row.longest <= SAMPLE_TOKENS
-
-    def _enter(self, running: _Running) -> None:
+    def _enter(self, running: RunningBatch) -> None:
         """Put a version's weights in place until `pause`. They are converted once for all tokens."""
         if self._open is not None and self._version == running.version:
             return
@@ -303,7 +237,7 @@ class LiveAnswers:
             self._merged = version, MergedWeights(self.engine.model, MERGED_BYTES)
         return self._merged[1]
 
-    def _break_off(self, running: _Running, joining: Sequence[LiveRow] | None, error: NotWritten) -> None:
+    def _break_off(self, running: RunningBatch, joining: Sequence[LiveRow] | None, error: NotWritten) -> None:
         """Fail the requests that lose rows in a failed batch. joining: the rows that were about to join, None if the
         weights could not be put in place.
         """
@@ -343,7 +277,7 @@ class LiveAnswers:
         self,
         request: Request,
         rows: list[LiveRow],
-        running: _Running,
+        running: RunningBatch,
         written: Mapping[int, Written] = MappingProxyType({}),
         attempt: int = 1,
     ) -> None:

@@ -20,6 +20,8 @@ from .wanted import Wanted
 
 BATCH_TOKENS = 32768
 """Maximum total number of tokens, over all samples, of requests that are answered together."""
+ATTEMPTS = 3
+"""Attempts to answer a request while rollout servers fail."""
 
 
 class RequestError(GrpoTuiError, ValueError):
@@ -115,6 +117,40 @@ class Request:
         if self.deadline is not None and time.perf_counter() > self.deadline:
             return "its deadline passed before it was answered"
         return None
+
+
+class Interrupted:
+    """Requests that an unavailable policy interrupted. They are retried one by one, in case one of them caused the
+    failure."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Request] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, requests: Iterable[Request], fail: Callable[[Request, Exception], None]) -> None:
+        """Keep requests for another attempt, up to `ATTEMPTS` in all. fail: called with each of the others."""
+        for request in requests:
+            if request.attempts + 1 < ATTEMPTS:
+                self._waiting.append(replace(request, attempts=request.attempts + 1))
+            else:
+                fail(request, PolicyAway(f"no rollout server could answer it in {ATTEMPTS} attempts"))
+
+    def take(self) -> Request | None:
+        """Remove and return the next request whose caller is still waiting."""
+        while self._waiting:
+            request = self._waiting.popleft()
+            if (gone := request.gone()) is None:
+                return request
+            request.send(RequestDropped(gone))
+        return None
+
+    def send(self, problem: RequestDropped) -> None:
+        """Reply with the problem. Requests without a reply, such as from a pipe, keep waiting."""
+        for request in self._waiting:
+            request.send(problem)
+        self._waiting = deque(r for r in self._waiting if r.reply is None)
 
 
 _KEYS = ("id", "env_class_path", "env_config", "task_data")

@@ -22,7 +22,7 @@ from .feedback import FeedbackKeeper
 from .inference_engine import InferenceEngine, Learned
 from .live_answers import LiveAnswers
 from .record_keeper import RecordKeeper
-from .requests import PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
+from .requests import Interrupted, PolicyAway, Request, RequestError, RequestSource, ServerEnds
 from .watching import Absence, FailureWatch, ValidationProcess, WorkerWatch
 from .weights import WeightFollower
 
@@ -38,8 +38,6 @@ LISTEN_S = 0.05
 """Interval between checks for control requests (stop, pause), which read a folder."""
 RESERVED = 64
 """Request numbers are reserved this far ahead, so that none is used twice after a kill."""
-ATTEMPTS = 3
-"""Attempts to answer a request while rollout servers fail."""
 
 
 @dataclass(kw_only=True)
@@ -95,8 +93,7 @@ class Serving:
         self._absence = Absence(self.server_wait_s, self.keeper.event)
         self._worker = WorkerWatch(run_dir, self.config, self.queue, self.keeper.event, self._wait_on)
         self._failures = FailureWatch(self.keeper.event)
-        self._broken_off: deque[Request] = deque()
-        """Requests whose attempt was interrupted because the policy was unavailable."""
+        self._interrupted = Interrupted()
         self._open_turns = OpenTurns()
         self._delivered = 0.0
         """The time of the last answer, from `time.monotonic`."""
@@ -105,7 +102,7 @@ class Serving:
 
     def run(self) -> bool:
         """Serve until a stop request (returns False) or until no further request can come (returns True)."""
-        while not self._stopped and (self._broken_off or not self._exhausted or self._busy):
+        while not self._stopped and (self._interrupted or not self._exhausted or self._busy):
             self._listen()
             self._take_feedback()
             self.turn(self._take())
@@ -118,7 +115,7 @@ class Serving:
             self._keep()
         self.live.pause()
         self.source.turn_away()
-        self._report_broken_off(ServerEnds())
+        self._interrupted.send(ServerEnds())
         for request in self.live.unanswered:
             request.send(ServerEnds())
         for answer in self._open_turns.due(all_=True):
@@ -234,21 +231,16 @@ class Serving:
         return self.source.ended or (self.last is not None and self.answered >= self.last)
 
     def _take(self) -> list[Request]:
-        """Return the next requests; none while the policy is unavailable. Interrupted requests are retried one by one,
-        in case one of them caused the failure.
-        """
+        """Return the next requests; none while the policy is unavailable."""
         reason = self.follower.away()
         if (outage := self._absence.look(reason)) is not None:
             self.source.turn_back(PolicyAway(outage))
-            self._report_broken_off(PolicyAway(outage))
+            self._interrupted.send(PolicyAway(outage))
         if reason:
             time.sleep(self.config.poll_interval_s)
             return []
-        while self._broken_off:
-            waiting = self._broken_off.popleft()
-            if (problem := waiting.gone()) is None:
-                return [waiting]
-            waiting.send(RequestDropped(problem))
+        if (again := self._interrupted.take()) is not None:
+            return [again]
         if self._exhausted:
             return []
         limit = self.config.batch_requests
@@ -258,11 +250,6 @@ class Serving:
         else:
             timeout = QUIET_S if self._to_learn else self.config.poll_interval_s
         return self.source.take(room, timeout=timeout)
-
-    def _report_broken_off(self, problem: RequestDropped) -> None:
-        for waiting in self._broken_off:
-            waiting.send(problem)
-        self._broken_off = deque(r for r in self._broken_off if r.reply is None)
 
     def _reserve(self) -> None:
         if self._reserved - self.answered < RESERVED // 2:
@@ -316,7 +303,7 @@ class Serving:
         open_ = [*self.live.unrecorded, *(answer.request for answer in self._to_learn)]
         reached = min([self.answered + 1, *self._open_turns.numbers, *(r.number for r in open_)]) - 1
         row = min([self.source.rows_taken + 1, *(r.place for r in open_ if r.place)]) - 1
-        position = {} if self._broken_off else {"request": reached, "row": row}
+        position = {} if self._interrupted else {"request": reached, "row": row}
         self.enqueuer.put(None, **position)
         extra = {
             metric.SERVING_VERSION: float(self.follower.version),
@@ -358,7 +345,7 @@ class Serving:
             return []
         except Exception as error:
             if isinstance(error, NoServersLeft) or self.follower.away():
-                self._break_off(requests)
+                self._interrupted.add(requests, self._fail)
                 return []
             log.exception("answering %d requests failed", len(requests))
             if len(requests) > 1:
@@ -371,14 +358,6 @@ class Serving:
         if self.print_line is not None:
             self.print_line({**request.fields, "error": str(error), "request": request.number})
         request.send(error)
-
-    def _break_off(self, requests: list[Request]) -> None:
-        """Retry requests that an unavailable policy interrupted, up to `ATTEMPTS` times."""
-        for failed in requests:
-            if failed.attempts + 1 < ATTEMPTS:
-                self._broken_off.append(replace(failed, attempts=failed.attempts + 1))
-                continue
-            self._fail(failed, PolicyAway(f"no rollout server could answer it in {ATTEMPTS} attempts"))
 
     def _listen(self) -> None:
         if time.monotonic() - self._listened < LISTEN_S:

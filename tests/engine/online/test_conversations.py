@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from grpo_tui.engine.agents.decoder import stop_ids_of
-from grpo_tui.engine.online.serve import conversations, live_answers
+from grpo_tui.engine.online.serve import conversations, running_batches
 from grpo_tui.engine.online.serve.backend import EngineBackend
 from grpo_tui.engine.online.serve.conversations import Conversation, Conversations
 from grpo_tui.engine.online.serve.live_answers import LiveAnswers
@@ -92,7 +92,7 @@ def test_samples_of_many_votes_share_a_limited_batch_and_stay_the_same(
     follower = WeightFollower(made.model, SnapshotReader(tmp_path), poll_s=1.0, on_problem=pytest.fail)
     found: list[dict[int, list[list[int]]]] = []
     for limit in (10_000, 100, 1):
-        monkeypatch.setattr(live_answers, "SAMPLE_TOKENS", limit)
+        monkeypatch.setattr(running_batches, "SAMPLE_TOKENS", limit)
         live = LiveAnswers(made, follower, answered=lambda answer: pytest.fail(str(answer.text)))
         drawn: dict[int, list[Rollout]] = {}
         for answer in answers:
@@ -100,7 +100,7 @@ def test_samples_of_many_votes_share_a_limited_batch_and_stay_the_same(
         held, longest = [0], len(answers[0].samples[0].token_ids[: answers[0].samples[0].prompt_length]) + 6
         while len(drawn) < 4:
             live.advance()
-            held += [r.batch.background_tokens for r in live._running.values()]
+            held += [r.batch.background_tokens for r in live._running.batches.values()]
         live.pause()
         assert max(held) <= max(limit, longest) and (limit == 1 or max(held) > longest)
         found.append({n: [r.token_ids.tolist() for r in rollouts] for n, rollouts in drawn.items()})

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from grpo_tui.engine.online.serve import live_answers
+from grpo_tui.engine.online.serve import running_batches
 from grpo_tui.engine.online.serve.live_answers import LiveAnswers
 from grpo_tui.engine.online.serve.sample_passes import behaviour_logprobs
 from grpo_tui.engine.online.serve.weights import WeightFollower
@@ -51,11 +51,11 @@ def test_weights_of_another_model_are_told_and_not_served(tmp_path: Path) -> Non
     writer.close()
 
 
-@pytest.mark.parametrize("limit", [live_answers.SAMPLE_TOKENS, 1])
+@pytest.mark.parametrize("limit", [running_batches.SAMPLE_TOKENS, 1])
 def test_a_new_version_answers_while_the_one_before_it_still_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(live_answers, "SAMPLE_TOKENS", limit)
+    monkeypatch.setattr(running_batches, "SAMPLE_TOKENS", limit)
     made = engine(max_turn_tokens=6)
     writer = SnapshotWriter(tmp_path, base_model="tiny")
     weights = {n: p.detach() + 0.1 for n, p in made.model.named_parameters() if p.requires_grad}
@@ -95,7 +95,7 @@ def test_a_version_whose_first_request_comes_while_an_older_answer_is_scored_ans
     assert follower.swap() is not None
     with follower.scoring(0):
         assert live.begin(conversation(max_tokens=1))
-    for name, tensor in live._running[1].tensors.items():
+    for name, tensor in live._running.batches[1].tensors.items():
         torch.testing.assert_close(tensor, weights[name])
     writer.close()
 
