@@ -13,10 +13,9 @@ import torch
 
 from ...envs.agent import AgentSession, Message, Seed
 from ...envs.content import text_of
-from ...envs.seeds import seed_of
-from ..policy.vision.processor import Encoded, VisionError
 from ..runs.control.live import BatchTexts, LiveTexts
 from .chat import ChatBridge
+from .chat_session import Opening
 from .sampling import AgentSettings
 from .tool_calls import NativeCalls
 
@@ -69,18 +68,11 @@ class ChatAgent(ABC):
         """
         encoded = [self.chat.begun(messages, tools) for messages in prompts]
         watched = None if self.watcher is None else self._watched(self.watcher, prompts, num_rollouts)
-        return self._open(self._tool_chat if tools else self.chat, encoded, num_rollouts, seed, watched)
+        chat = self._tool_chat if tools else self.chat
+        return self._open(Opening(chat, self.config, encoded, num_rollouts, seed, watched))
 
     @abstractmethod
-    def _open(
-        self,
-        chat: ChatBridge,
-        encoded: Sequence[Encoded | VisionError],
-        num_rollouts: int,
-        seed: Seed,
-        watched: BatchTexts | None,
-    ) -> AgentSession:
-        """Open a session of these prompts."""
+    def _open(self, opening: Opening) -> AgentSession: ...
 
     def _watched(self, watcher: LiveTexts, prompts: Sequence[Sequence[Message]], num_rollouts: int) -> BatchTexts:
         settings = self.config
@@ -93,10 +85,3 @@ class ChatAgent(ABC):
 def taught(model: torch.nn.Module, environment: str) -> bool:
     """Return whether the model's configuration lists the environment (`known_environments`)."""
     return environment in (getattr(getattr(model, "config", None), "known_environments", None) or ())
-
-
-def seeds_of(seed: Seed, prompts: int) -> Sequence[int]:
-    """Return one seed per prompt. Without a seed, draw them from torch's global generator."""
-    if seed is None:
-        seed = int(torch.randint(2**62, ()).item())
-    return [seed_of(seed, i) for i in range(prompts)] if isinstance(seed, int) else seed

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from ...envs.agent import ShownImage
+from ...envs.agent import Seed, ShownImage
 from ...envs.content import Picture
+from ...envs.seeds import seed_of
 from ...envs.trajectory import TokenArrays
 from ..policy.vision.processor import Encoded, VisionError
+from ..runs.control.live import BatchTexts
 from .chat import ChatBridge
+from .sampling import AgentSettings
 
 LONGEST_TOKEN = 1024
 """An upper bound of the characters per token, by which a text may be rejected as too long without tokenising it."""
@@ -90,29 +95,44 @@ class TokenHistory:
             setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, extra)), constant_values=fill))
 
 
-class ChatSession:
-    """Rows of conversations in the form of a chat template.
+def seeds_of(seed: Seed, prompts: int) -> Sequence[int]:
+    """Return one seed per prompt. Without a seed, draw them from torch's global generator."""
+    if seed is None:
+        seed = int(torch.randint(2**62, ()).item())
+    return [seed_of(seed, i) for i in range(prompts)] if isinstance(seed, int) else seed
 
-    prompts: one per row, or the reason why the row cannot begin. limit: maximum tokens of a row. max_new_tokens:
-    maximum tokens that the agent writes in a row.
+
+@dataclass(frozen=True)
+class Opening:
+    """How a session begins.
+
+    prompts: each encoded, or the reason why its rows cannot begin. num_rollouts: rows of each prompt. seed: see
+    `Agent.start`. watched: follows the texts while they are written.
     """
 
-    def __init__(
-        self,
-        chat: ChatBridge,
-        prompts: Sequence[Encoded | VisionError],
-        limit: int,
-        max_new_tokens: int | None = None,
-    ) -> None:
-        self.chat = chat
-        self._limit = limit
-        self._max_new_tokens = max_new_tokens
-        self._refused = {row: str(p) for row, p in enumerate(prompts) if isinstance(p, VisionError)}
+    chat: ChatBridge
+    settings: AgentSettings
+    prompts: Sequence[Encoded | VisionError]
+    num_rollouts: int = 1
+    seed: Seed = None
+    watched: BatchTexts | None = None
+
+
+class ChatSession:
+    """Rows of conversations in the form of a chat template, prompt-major."""
+
+    def __init__(self, opening: Opening) -> None:
+        self.chat = opening.chat
+        self.settings = opening.settings
+        self.num_rollouts = opening.num_rollouts
+        self._watched = opening.watched
+        rows = [prompt for prompt in opening.prompts for _ in range(opening.num_rollouts)]
+        self._refused = {row: str(p) for row, p in enumerate(rows) if isinstance(p, VisionError)}
         # A refused row needs one token, so that every row has a last one.
-        encoded = [Encoded([chat.stop_ids[0]], ()) if isinstance(p, VisionError) else p for p in prompts]
+        encoded = [Encoded([self.chat.stop_ids[0]], ()) if isinstance(p, VisionError) else p for p in rows]
         self.history = TokenHistory([p.ids for p in encoded])
         self._shown = [tuple(ShownImage(image, -1) for image in p.images) for p in encoded]
-        self._exhausted = np.zeros(len(prompts), dtype=bool)
+        self._exhausted = np.zeros(len(rows), dtype=bool)
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
         """Append observations, with the chat template's text around them.
@@ -131,7 +151,7 @@ class ChatSession:
             if self._exhausted[row] or row in self._refused:
                 continue
             end = int(self.history.length[row])
-            if len(observation) > LONGEST_TOKEN * (self._limit - end):
+            if len(observation) > LONGEST_TOKEN * (self.settings.max_trajectory_tokens - end):
                 self._exhausted[row] = True
                 continue
             try:
@@ -140,7 +160,7 @@ class ChatSession:
                 self._refused[row] = str(problem)
                 continue
             too_many = limit is not None and len(self._shown[row]) + len(images) > limit
-            if end + len(tokens) >= self._limit or too_many:
+            if end + len(tokens) >= self.settings.max_trajectory_tokens or too_many:
                 self._exhausted[row] = True
                 continue
             self.history.append_observation(row, tokens)
@@ -166,7 +186,7 @@ class ChatSession:
 
     def _room(self, rows: np.ndarray) -> np.ndarray:
         """Return the number of tokens that each of these rows may still write, int64 `[n]`."""
-        room = self._limit - self.history.length[rows]
-        if self._max_new_tokens is not None:
-            room = np.minimum(room, self._max_new_tokens - self.history.written[rows])
+        room = self.settings.max_trajectory_tokens - self.history.length[rows]
+        if self.settings.max_new_tokens is not None:
+            room = np.minimum(room, self.settings.max_new_tokens - self.history.written[rows])
         return room

@@ -19,7 +19,7 @@ from ...envs.content import text_of
 from ...envs.seeds import seed_of
 from ...envs.trajectory import TokenArrays
 from ...rewards.chat_completions import ChatCompletions, ChatError
-from .chat_agent import seeds_of
+from .chat_session import seeds_of
 
 TIMEOUT_S = 600.0
 """Time limit of one request. A reasoning model may write for minutes."""

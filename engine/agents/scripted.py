@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ...envs.agent import AgentTurn, Seed
+from ...envs.agent import AgentTurn
 from ...envs.content import Picture
-from ..policy.vision.processor import Encoded, VisionError, VisionProcessor
-from ..runs.control.live import BatchTexts
+from ..policy.vision.processor import VisionProcessor
 from .chat import ChatBridge
 from .chat_agent import ChatAgent
-from .chat_session import ChatSession
+from .chat_session import ChatSession, Opening
 from .sampling import AgentSettings
 
 Script = Callable[[int, int, str | None], str | None] | Sequence[Sequence[str]]
@@ -40,29 +39,22 @@ class ScriptedAgent(ChatAgent):
         vision: VisionProcessor | None = None,
     ):
         bridge = ChatBridge(tokenizer, template_kwargs=template_kwargs, vision=vision)
-        super().__init__(bridge, AgentSettings(), native_calls=native_calls)
-        self.max_trajectory_tokens = max_trajectory_tokens
+        settings = AgentSettings(max_trajectory_tokens=max_trajectory_tokens)
+        super().__init__(bridge, settings, native_calls=native_calls)
         self.knows = knows
         self.script = script
 
-    def _open(
-        self,
-        chat: ChatBridge,
-        encoded: Sequence[Encoded | VisionError],
-        num_rollouts: int,
-        seed: Seed,
-        watched: BatchTexts | None,
-    ) -> ScriptedSession:
-        return ScriptedSession(self, chat, [one for one in encoded for _ in range(num_rollouts)])
+    def _open(self, opening: Opening) -> ScriptedSession:
+        return ScriptedSession(self, opening)
 
 
 class ScriptedSession(ChatSession):
     """A session of a script. The text of a turn is tokenised once."""
 
-    def __init__(self, agent: ScriptedAgent, chat: ChatBridge, rows: Sequence[Encoded | VisionError]):
-        super().__init__(chat, rows, agent.max_trajectory_tokens)
+    def __init__(self, agent: ScriptedAgent, opening: Opening) -> None:
+        super().__init__(opening)
         self.agent = agent
-        self._observation: list[str | None] = [None] * len(rows)
+        self._observation: list[str | None] = [None] * len(self._exhausted)
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:
         return [self._act(row) for row in rows]
@@ -82,7 +74,7 @@ class ScriptedSession(ChatSession):
         start = int(self.history.length[row])
         if row in self._refused:
             return AgentTurn("", (start, start), "refused", self._refused[row])
-        if self._exhausted[row] or start >= self._limit:
+        if self._exhausted[row] or start >= self.settings.max_trajectory_tokens:
             return AgentTurn("", (start, start), "token_limit")
         agent, turn = self.agent, int(self.history.turns[row])
         if callable(agent.script):
@@ -94,7 +86,7 @@ class ScriptedSession(ChatSession):
             return AgentTurn("", (start, start), "refused", "the script ended")
         end = agent.chat.end_of_turn
         tokens = agent.chat.encode(text) + ([end] if end is not None else [])
-        kept = tokens[: self._limit - start]
+        kept = tokens[: self.settings.max_trajectory_tokens - start]
         self.history.append_turn(
             np.array([row]), np.array([kept]), np.zeros((1, len(kept)), np.float32), np.array([len(kept)])
         )

@@ -9,14 +9,11 @@ import torch
 
 from ...envs.agent import AgentTurn
 from ...envs.seeds import seed_of
-from ..policy.vision.processor import Encoded, VisionError
 from ..runs.control.live import BatchTexts
 from .acting_rows import RowsOf
-from .cached_rows import CachedRows
-from .chat import ChatBridge
-from .chat_session import ChatSession
+from .chat_session import ChatSession, Opening, seeds_of
 from .decoder import Decoder
-from .sampling import AgentSettings, float64_device, sample
+from .sampling import float64_device, sample
 from .seen_rows import SeenRows
 
 COMPACT_BELOW = 0.75
@@ -30,37 +27,21 @@ CHECK_EVERY = 8
 
 
 class TransformersSession(ChatSession):
-    """An `AgentSession` with prompt-major rows.
+    """An `AgentSession` with prompt-major rows. rows_of: makes their cache.
 
     Rows that do not act with the others lose their place in the cache when it is rebuilt, and are encoded again if they
     act later.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        chat: ChatBridge,
-        settings: AgentSettings,
-        prompts: Sequence[Encoded | VisionError],
-        num_rollouts: int,
-        seeds: Sequence[int],
-        rows_of: RowsOf = CachedRows,
-        watched: BatchTexts | None = None,
-    ):
-        super().__init__(
-            chat,
-            [p for p in prompts for _ in range(num_rollouts)],
-            settings.max_trajectory_tokens,
-            settings.max_new_tokens,
-        )
+    def __init__(self, decoder: Decoder, opening: Opening, rows_of: RowsOf) -> None:
+        super().__init__(opening)
         self.decoder = decoder
-        self.settings = settings
-        self.num_rollouts = num_rollouts
-        self._watched = watched
+        chat = opening.chat
         vision_model = None if chat.vision is None else decoder.seeing
         self._seen = None if vision_model is None else SeenRows(vision_model, self.history, self._shown)
-        self._seeds = list(seeds)
-        self._rows = rows_of(decoder, self.history, num_rollouts, settings.max_trajectory_tokens, self._seen)
+        self._seeds = seeds_of(opening.seed, len(opening.prompts))
+        limit = opening.settings.max_trajectory_tokens
+        self._rows = rows_of(decoder, self.history, opening.num_rollouts, limit, self._seen)
         self._never = None if chat.vision is None else torch.tensor(chat.vision.never, device=decoder.device)
         self._stop_ids = torch.tensor(chat.stop_ids, device=decoder.device)
 

@@ -6,19 +6,19 @@ observation is fed when its row acts again. Rows that finish a turn early leave 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ...envs.agent import AgentTurn, Seed
-from ..policy.vision.processor import Encoded, VisionError, VisionProcessor
-from ..runs.control.live import BatchTexts
+from ...envs.agent import AgentTurn
+from ..policy.vision.processor import Encoded, VisionProcessor
 from .acting_rows import RowsOf, fitting_rows
 from .cached_rows import CachedRows
 from .chat import ChatBridge
-from .chat_agent import ChatAgent, seeds_of, taught
+from .chat_agent import ChatAgent, taught
+from .chat_session import Opening
 from .decoder import Decoder, stop_ids_of
 from .sampling import AgentSettings
 from .session import TransformersSession
@@ -62,20 +62,12 @@ class TransformersAgent(ChatAgent):
     def knows(self, environment: str) -> bool:
         return taught(self.model, environment)
 
-    def _open(
-        self,
-        chat: ChatBridge,
-        encoded: Sequence[Encoded | VisionError],
-        num_rollouts: int,
-        seed: Seed,
-        watched: BatchTexts | None,
-    ) -> TransformersSession:
-        seeds, rows_of = seeds_of(seed, len(encoded)), self._rows_of
-        return self.sessions(self.decoder, chat, self.config, encoded, num_rollouts, seeds, rows_of, watched)
+    def _open(self, opening: Opening) -> TransformersSession:
+        return self.sessions(self.decoder, opening, self._rows_of)
 
     def next_turn(self, conversation: Encoded) -> AgentTurn:
         """Sample one turn after a conversation that another agent has written."""
-        session = self._open(self.chat, [conversation], 1, None, None)
+        session = self._open(Opening(self.chat, self.config, [conversation]))
         try:
             return session.act([0])[0]
         finally:

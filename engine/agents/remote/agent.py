@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import numpy as np
 from peft import PeftModel
 
-from ....envs.agent import AgentTurn, AsyncAgentSession, Seed
+from ....envs.agent import AgentTurn, AsyncAgentSession
 from ....envs.seeds import seed_of
-from ...policy.vision.processor import Encoded, VisionError
-from ...runs.control.live import BatchTexts
 from ..chat import ChatBridge
-from ..chat_agent import ChatAgent, seeds_of, taught
-from ..chat_session import ChatSession
+from ..chat_agent import ChatAgent, taught
+from ..chat_session import ChatSession, Opening, seeds_of
 from ..sampling import AgentSettings
 from .adapters import Adapter, AdapterPublisher
 from .pool import ServerPool
@@ -35,24 +33,14 @@ class RemoteSession(ChatSession, AsyncAgentSession):
         pool: ServerPool,
         publisher: AdapterPublisher,
         adapter: Adapter,
-        chat: ChatBridge,
-        settings: AgentSettings,
-        prompts: Sequence[Encoded | VisionError],
-        num_rollouts: int,
-        seeds: Sequence[int],
-        watched: BatchTexts | None = None,
+        opening: Opening,
     ) -> None:
-        self._spans = pool.spans
-        rows = [prompt for prompt in prompts for _ in range(num_rollouts)]
-        super().__init__(chat, rows, settings.max_trajectory_tokens, settings.max_new_tokens)
+        super().__init__(opening)
         self.adapter = adapter
         self._pool = pool
-        self._watched = watched
         self._publisher = publisher
-        self._settings = settings
-        self._num_rollouts = num_rollouts
-        self._seeds = list(seeds)
-        self._homes = pool.homes(len(prompts), num_rollouts)
+        self._seeds = seeds_of(opening.seed, len(opening.prompts))
+        self._homes = pool.homes(len(opening.prompts), opening.num_rollouts)
         self._name = f"{adapter.name}-{np.random.default_rng().integers(2**32):08x}"
         self._open = True
         publisher.use(adapter)
@@ -64,14 +52,14 @@ class RemoteSession(ChatSession, AsyncAgentSession):
         if self._exhausted[row] or remaining <= 0:
             self._exhausted[row] = True
             return AgentTurn("", (start, start), "token_limit", policy_version=self.adapter.step)
-        prompt, rollout = divmod(row, self._num_rollouts)
+        prompt, rollout = divmod(row, self.num_rollouts)
         number = int(self.history.turns[row])
         request = GenerateRequest(
             model=self.adapter.name,
             token_ids=self.history.ids[row, :start].tolist(),
-            max_tokens=min(self._settings.max_turn_tokens, remaining),
+            max_tokens=min(self.settings.max_turn_tokens, remaining),
             request_id=f"{self._name}-{row}-{number}",
-            temperature=self._settings.temperature,
+            temperature=self.settings.temperature,
             seed=seed_of(self._seeds[prompt], rollout, number),
             stop_token_ids=self.chat.stop_ids,
         )
@@ -79,7 +67,7 @@ class RemoteSession(ChatSession, AsyncAgentSession):
             self._watched.goes_on(row)
         started = time.perf_counter()
         answer = await self._pool.generate(request, self._homes[row])
-        self._spans.add(answer.server, started)
+        self._pool.spans.add(answer.server, started)
         count = len(answer.token_ids)
         self.history.append_turn(
             np.array([row]),
@@ -150,21 +138,11 @@ class RemoteAgent(ChatAgent):
         """Make the current policy, after `step` optimiser steps, the acting version."""
         return self.publisher.publish(self.model, step)
 
-    def _open(
-        self,
-        chat: ChatBridge,
-        encoded: Sequence[Encoded | VisionError],
-        num_rollouts: int,
-        seed: Seed,
-        watched: BatchTexts | None,
-    ) -> RemoteSession:
+    def _open(self, opening: Opening) -> RemoteSession:
         version = self._own_version.get() or self.publisher.current
         if version is None:
             raise RuntimeError("no policy version has been published yet")
-        seeds = seeds_of(seed, len(encoded))
-        return RemoteSession(
-            self.pool, self.publisher, version, chat, self.config, encoded, num_rollouts, seeds, watched
-        )
+        return RemoteSession(self.pool, self.publisher, version, opening)
 
     def close(self) -> None:
         self.publisher.close()

@@ -23,7 +23,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from grpo_tui.engine.agents.cached_rows import CachedRows
 from grpo_tui.engine.agents.chat import ChatBridge
+from grpo_tui.engine.agents.chat_session import Opening
 from grpo_tui.engine.agents.decoder import Decoder, stop_ids_of
 from grpo_tui.engine.agents.sampling import AgentSettings
 from grpo_tui.engine.agents.session import TransformersSession
@@ -37,10 +39,8 @@ Written = tuple[list[int], list[float], bool]
 class WireSession(TransformersSession):
     """A session whose seeds and limits come with each request."""
 
-    def __init__(
-        self, decoder: Decoder, chat: ChatBridge, settings: AgentSettings, prompts: list[Encoded], num_rollouts: int
-    ) -> None:
-        super().__init__(decoder, chat, settings, prompts, num_rollouts, [0] * len(prompts))
+    def __init__(self, decoder: Decoder, opening: Opening) -> None:
+        super().__init__(decoder, opening, CachedRows)
         self.seeds: dict[int, int] = {}
         self.limits: dict[int, int] = {}
 
@@ -378,7 +378,8 @@ class FakeVLLM:
         self, settings: AgentSettings, prompts: list[list[int]], num_rollouts: int, stops: list[int]
     ) -> WireSession:
         chat = ChatBridge(self.tokenizer, stop_ids=stop_ids_of(self.policy))
-        session = WireSession(Decoder(self.policy), chat, settings, [Encoded(p, ()) for p in prompts], num_rollouts)
+        opening = Opening(chat, settings, [Encoded(p, ()) for p in prompts], num_rollouts, seed=0)
+        session = WireSession(Decoder(self.policy), opening)
         session._stop_ids = torch.tensor(stops, dtype=torch.long)
         return session
 
