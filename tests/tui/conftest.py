@@ -5,12 +5,20 @@ from pathlib import Path
 import pytest
 
 from .demo_run import make_run
+from .rest import wait_for_idle
 
 
 @pytest.fixture(autouse=True)
 def _no_dumps_of_a_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dumps that somebody opened on this machine are in no list here, and ours in none of theirs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _wait_for_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pilot waits for the app itself, and not 20 ms a time."""
+    monkeypatch.setattr("textual.app.wait_for_idle", wait_for_idle)
+    monkeypatch.setattr("textual.pilot.wait_for_idle", wait_for_idle)
 
 
 @pytest.fixture(scope="session")

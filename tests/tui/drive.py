@@ -16,6 +16,7 @@ from grpo_tui.tui.app.destinations import Destination, Runs
 from grpo_tui.tui.app.shell import Memory
 
 from .demo_run import EPOCH
+from .rest import at_rest
 
 SIZE = (150, 45)
 
@@ -34,10 +35,7 @@ def screen_text(app: GrpoApp) -> str:
 
 async def settle(pilot: Pilot[Any]) -> None:
     """Wait until nothing is being read or painted."""
-    for _ in range(3):
-        await pilot.pause()
-        await pilot.app.workers.wait_for_complete([w for w in pilot.app.workers if not w.is_finished])
-    await pilot.pause()
+    await at_rest(pilot.app)
 
 
 def _character(key: str) -> str | None:
