@@ -26,6 +26,7 @@ import sys
 import tempfile
 import termios
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -52,10 +53,19 @@ PRELOADED = (
     "torch.distributed.run",
     "transformers.models.qwen3.modeling_qwen3",
 )
+LIGHT = (
+    "grpo_tui.tui.cli.inspect",
+    "grpo_tui.tui.entry",
+    "grpo_tui.tui.app.app",
+    *(f"grpo_tui.tui.app.screens.{name}" for name in ("live", "runs", "stepper", "trajectories")),
+    "textual.drivers.linux_driver",
+)
+"""For a server of the app and of commands that load no torch: it begins in a second, and its forks are small."""
 VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 """What the libraries read when they are imported."""
 
 _address: str | None = None
+_light_address: str | None = None
 _nested = False
 """In a process of the server also `-c CODE` is a fork: only the product itself starts that there."""
 
@@ -75,7 +85,9 @@ class ForkedProcess:
         text: bool = False,
         start_new_session: bool = False,
         creationflags: int = 0,
+        light: bool = False,
     ) -> None:
+        """light: a fork of the server that has loaded the app, and no torch."""
         self.args = args
         self.returncode: int | None = None
         self._waiting = threading.Lock()
@@ -93,7 +105,7 @@ class ForkedProcess:
             files = [self._file(name, given, text, ours) for name, given in (("stdin", stdin), ("stdout", stdout))]
             files.append(files[1] if stderr == subprocess.STDOUT else self._file("stderr", stderr, text, ours))
             self._server = socket.socket(socket.AF_UNIX)
-            self._server.connect(server_address())
+            self._server.connect(light_server_address() if light else server_address())
             socket.send_fds(self._server, [b"\n"], files)
             self._server.sendall(json.dumps(request).encode())
             self._server.shutdown(socket.SHUT_WR)
@@ -231,21 +243,33 @@ def server_address() -> str:
     """Where the server of this test session answers: the first who asks starts it."""
     global _address
     if _address is None:
-        in_worker = "PYTEST_XDIST_TESTRUNUID" in os.environ
-        session = os.environ["PYTEST_XDIST_TESTRUNUID"] if in_worker else str(os.getpid())
-        folder = Path(tempfile.gettempdir(), f"forks-{session[:16]}")
-        folder.mkdir(mode=0o700, exist_ok=True)
-        address = folder / "server"
-        with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not address.exists():
-                _start_server(address, owner=os.getppid() if in_worker else os.getpid())
-        _address = str(address)
+        _address = _server_of_session("forks", light=False)
     return _address
 
 
-def _start_server(address: Path, owner: int) -> None:
-    code = f"import sys; from tests.forked import serve; serve({str(address)!r}, {owner})"
+def light_server_address() -> str:
+    """Where the server without torch answers. In its own forks it is the only one."""
+    global _light_address
+    if _light_address is None:
+        _light_address = _address if _nested and _address else _server_of_session("light-forks", light=True)
+    return _light_address
+
+
+def _server_of_session(name: str, *, light: bool) -> str:
+    in_worker = "PYTEST_XDIST_TESTRUNUID" in os.environ
+    session = os.environ["PYTEST_XDIST_TESTRUNUID"] if in_worker else str(os.getpid())
+    folder = Path(tempfile.gettempdir(), f"{name}-{session[:16]}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    address = folder / "server"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not address.exists():
+            _start_server(address, owner=os.getppid() if in_worker else os.getpid(), light=light)
+    return str(address)
+
+
+def _start_server(address: Path, owner: int, *, light: bool) -> None:
+    code = f"import sys; from tests.forked import serve; serve({str(address)!r}, {owner}, light={light})"
     log = (address.parent / "log").open("wb")
     server = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -260,12 +284,14 @@ def _start_server(address: Path, owner: int) -> None:
     assert server.stdout.readline() == b"ready\n", Path(log.name).read_text()
 
 
-def serve(address: str, owner: int) -> None:
+def serve(address: str, owner: int, *, light: bool = False) -> None:
     """The server: a fork for each that asks, until the process `owner` is gone."""
     _be_nested(address)
-    for name in PRELOADED:
+    for name in LIGHT if light else PRELOADED:
         importlib.import_module(name)
-    _warm_up()
+    if not light:
+        _warm_up()
+    warnings.filterwarnings("ignore", ".* found in sys.modules after import", RuntimeWarning)  # of `python -m`
     gc.collect()
     gc.freeze()
     woken, wake = os.pipe()

@@ -38,8 +38,10 @@ class Terminal:
         rows: int = 48,
         columns: int = 160,
         forked: bool = False,
+        light: bool = False,
     ) -> None:
-        """forked: `command` is a program of this Python. It becomes a fork (`tests.forked`), as do its trainings."""
+        """forked: `command` is a program of this Python. It becomes a fork (`tests.forked`), as do its trainings.
+        light: of the server that has loaded the app only."""
         self.screen = pyte.Screen(columns, rows)
         self.stream = pyte.ByteStream(self.screen)
         self.raw = bytearray()
@@ -53,7 +55,14 @@ class Terminal:
             self.fd, inner = pty.openpty()
             fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
             self.process = ForkedProcess(
-                command, stdin=inner, stdout=inner, stderr=inner, cwd=cwd, env=variables, start_new_session=True
+                command,
+                stdin=inner,
+                stdout=inner,
+                stderr=inner,
+                cwd=cwd,
+                env=variables,
+                start_new_session=True,
+                light=light,
             )
             os.close(inner)
             self.pid = self.process.pid

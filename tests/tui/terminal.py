@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,27 @@ _OPEN = (
 )
 
 
+def app_terminal(
+    *words: str,
+    cwd: Path,
+    variables: Mapping[str, object],
+    size: tuple[int, int] = (150, 45),
+    forked: bool = True,
+) -> Any:
+    """The app in a terminal: a program of this Python (`-m MODULE …`, `-c CODE …`), and variables of its environment.
+
+    forked: of a server that has loaded the app.
+    """
+    environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    command = [sys.executable, *words]
+    return Terminal(command, cwd=cwd, env=environment, rows=size[1], columns=size[0], forked=forked, light=True)
+
+
 def opened(run: Path, place: str, size: tuple[int, int] = (80, 24)) -> Any:
     """The app in a terminal at a destination, such as `Live(run)`."""
-    command = ["env", f"XDG_STATE_HOME={run.parent / 'state'}", sys.executable, "-c", _OPEN, str(run), place]
-    return Terminal(command, cwd=run.parent, env=os.environ, rows=size[1], columns=size[0])
+    return app_terminal(
+        "-c", _OPEN, str(run), place, cwd=run.parent, size=size, variables={"XDG_STATE_HOME": run.parent / "state"}
+    )
 
 
 def until(screen: Any, holds: Callable[[], bool], within: float = 30.0) -> None:

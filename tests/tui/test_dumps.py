@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,10 +13,9 @@ from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
 
 from .drive import running, settle
-from .terminal import Terminal
+from .terminal import app_terminal
 
 PEERS = Path(__file__).parents[1] / "engine" / "imports" / "peer_dumps"
-COMMAND = "import sys; from grpo_tui.tui.entry import main; main()"
 
 
 @pytest.mark.parametrize(
@@ -36,9 +33,8 @@ def test_a_person_looks_into_what_another_framework_wrote(
     kept = tmp_path / "kept"
     shutil.copytree(PEERS / dump, kept)
     kept.chmod(0o755)
-    command = [sys.executable, "-c", COMMAND, "inspect", str(kept)]
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "GRPO_TUI_RUNS": str(tmp_path / "runs")}
-    with Terminal(command, cwd=tmp_path, env=environment, rows=45, columns=150) as screen:
+    variables = {"XDG_STATE_HOME": tmp_path, "GRPO_TUI_RUNS": tmp_path / "runs"}
+    with app_terminal("-m", "grpo_tui.tui.entry", "inspect", str(kept), cwd=tmp_path, variables=variables) as screen:
         screen.see("1 of 24", "reward")
         screen.settle()
         screen.press("f")

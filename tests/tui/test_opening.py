@@ -23,13 +23,12 @@ from grpo_tui.rewards.breakdown import ComponentValue, RewardBreakdown, StepRewa
 from grpo_tui.tui.text import literal, width
 
 from .demo_run import make_run
-from .terminal import Terminal, until
+from .terminal import app_terminal, until
 
 
 def shell(runs: Path, *arguments: str, size: tuple[int, int] = (150, 45)) -> Any:
-    command = ["env", f"XDG_STATE_HOME={runs.parent}", sys.executable, "-m", "grpo_tui.tui.entry"]
-    command += [*arguments, "--runs-dir", str(runs)]
-    return Terminal(command, cwd=runs.parent, env=os.environ, rows=size[1], columns=size[0])
+    words = ("-m", "grpo_tui.tui.entry", *arguments, "--runs-dir", str(runs))
+    return app_terminal(*words, cwd=runs.parent, size=size, variables={"XDG_STATE_HOME": runs.parent})
 
 
 @pytest.mark.parametrize(

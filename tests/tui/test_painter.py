@@ -9,7 +9,6 @@ import random
 import re
 import signal
 import struct
-import sys
 import termios
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from textual.strip import Strip
 from grpo_tui.tui.app.inside_textual import pieces
 from grpo_tui.tui.app.painter import Painter, Unpaintable
 
-from .terminal import Terminal, until
+from .terminal import app_terminal, until
 from .test_hostile import hostile  # noqa: F401  a fixture
 from .test_terminal import OPEN
 
@@ -246,8 +245,9 @@ def test_after_many_keys_the_screen_is_what_painting_all_of_it_gives(
     request: pytest.FixtureRequest, which: str, size: tuple[int, int], tmp_path: Path
 ) -> None:
     path = request.getfixturevalue(which)
-    command = ["env", f"XDG_STATE_HOME={tmp_path}", sys.executable, "-c", TELLING, str(path)]
-    with Terminal(command, cwd=tmp_path, env=os.environ, rows=size[1], columns=size[0]) as screen:
+    with app_terminal(
+        "-c", TELLING, str(path), cwd=tmp_path, size=size, variables={"XDG_STATE_HOME": tmp_path}
+    ) as screen:
         screen.see("1 of ")
         for keys in KEYS:
             settled(screen, keys)
@@ -261,17 +261,8 @@ def test_what_other_programs_and_a_resize_left_is_painted_over(run: Path, tmp_pa
     pager = tmp_path / "pager"
     pager.write_text("#!/bin/sh\nprintf '\\033[2J\\033[Hleft by the pager'\n")
     pager.chmod(0o755)
-    command = [
-        "env",
-        f"XDG_STATE_HOME={tmp_path}",
-        f"PAGER={pager}",
-        sys.executable,
-        "-c",
-        OPEN,
-        str(run),
-        "3",
-    ]
-    with Terminal(command, cwd=tmp_path, env=os.environ, rows=40, columns=120) as screen:
+    variables = {"XDG_STATE_HOME": tmp_path, "PAGER": pager}
+    with app_terminal("-c", OPEN, str(run), "3", cwd=tmp_path, size=(120, 40), variables=variables) as screen:
         screen.see("step 1/", "3 of 320")
         before = (screen.settle(), cells(screen.screen))[1]
         screen.press("o")

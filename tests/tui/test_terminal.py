@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import coding_rollouts
 
-from .terminal import Terminal, until
+from .terminal import Terminal, app_terminal, until
 
 OPEN = (
     "import sys; from pathlib import Path; from grpo_tui.tui.app.app import run_app; "
@@ -29,8 +29,7 @@ def terminal(
     run: Path, *arguments: str, variables: dict[str, str] | None = None, size: tuple[int, int] = (150, 45)
 ) -> Any:
     given = {"XDG_STATE_HOME": str(run.parent / "state"), **(variables or {})}
-    command = ["env", *(f"{k}={v}" for k, v in given.items()), sys.executable, "-c", OPEN, str(run), *arguments]
-    return Terminal(command, cwd=run.parent, env=os.environ, rows=size[1], columns=size[0])
+    return app_terminal("-c", OPEN, str(run), *arguments, cwd=run.parent, size=size, variables=given)
 
 
 def test_a_person_steps_through_a_run_and_leaves(run: Path) -> None:
@@ -60,9 +59,11 @@ def test_a_new_user_needs_few_keys(tmp_path: Path, keys: str, most: int, seen: t
     """From the list of rollouts of 300 steps, as `inspect` opens it."""
     rollouts = {f"a{i}": list(coding_rollouts.agent(300, i, 2_000)) for i in range(2)}
     file = coding_rollouts.write(tmp_path / "agents.jsonl", rollouts)
-    command = ["env", f"XDG_STATE_HOME={tmp_path}", sys.executable, "-m", "grpo_tui.tui.cli", "inspect", str(file)]
+    words = ("-m", "grpo_tui.tui.cli", "inspect", str(file))
     assert len(keys) <= most
-    with Terminal(command, cwd=tmp_path, env=os.environ, rows=36, columns=120) as screen:
+    with app_terminal(
+        *words, cwd=tmp_path, size=(120, 36), forked=False, variables={"XDG_STATE_HOME": tmp_path}
+    ) as screen:
         screen.see("1 of 2")
         screen.press(keys[0])
         screen.see("of 301")  # the list has answered: on a busy machine the next key would still be its own
@@ -75,8 +76,7 @@ def test_a_new_user_needs_few_keys(tmp_path: Path, keys: str, most: int, seen: t
 def ignoring_hangups(run: Path, state: Path) -> Any:
     """The app as under `nohup`."""
     code = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{OPEN}"
-    command = ["env", f"XDG_STATE_HOME={state}", sys.executable, "-c", code, str(run)]
-    return Terminal(command, cwd=run.parent, env=os.environ)
+    return app_terminal("-c", code, str(run), cwd=run.parent, size=(160, 48), variables={"XDG_STATE_HOME": state})
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "with output that is not read"])
@@ -91,22 +91,12 @@ def test_the_app_ends_when_its_terminal_is_gone(run: Path, tmp_path: Path, busy:
             time.sleep(0.03)
     os.close(screen.fd)
     try:
-        assert ended(screen.pid, within=10.0) == 129
+        assert screen.process.wait(10.0) == 129
     finally:
         with suppress(ProcessLookupError):
             os.kill(screen.pid, signal.SIGKILL)
     remembered = json.loads((tmp_path / "grpo-tui" / "app.json").read_text())
     assert remembered["theme"] != "grpo-dark", "the theme that was chosen before"
-
-
-def ended(pid: int, within: float) -> int:
-    end = time.monotonic() + within
-    while time.monotonic() < end:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
-    raise AssertionError(f"the app still runs {within} s after its terminal was closed")
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGCONT], [signal.SIGSTOP, signal.SIGCONT], [signal.SIGCONT] * 5])
@@ -118,8 +108,8 @@ def test_a_signal_to_continue_starts_no_second_input_thread(
         "import signal, threading; signal.signal(signal.SIGUSR1, lambda *_: "
         f"open({str(file)!r}, 'w').write(' '.join(t.name for t in threading.enumerate())))\n{OPEN}"
     )
-    command = ["env", f"XDG_STATE_HOME={tmp_path}", sys.executable, "-c", listing, str(run)]
-    with Terminal(command, cwd=run.parent, env=os.environ) as screen:
+    words = ("-c", listing, str(run))
+    with app_terminal(*words, cwd=run.parent, size=(160, 48), variables={"XDG_STATE_HOME": tmp_path}) as screen:
         screen.see("1 of 320", "SEGMENT")
         screen.settle()
         for number in signals:
@@ -135,7 +125,8 @@ def test_a_signal_to_continue_starts_no_second_input_thread(
 
 
 def test_no_color_sends_no_colour(run: Path) -> None:
-    with terminal(run, "3", variables={"NO_COLOR": "1"}) as screen:
+    words = ("-c", f"import os; os.environ['NO_COLOR'] = '1'\n{OPEN}", str(run), "3")
+    with app_terminal(*words, cwd=run.parent, variables={"XDG_STATE_HOME": run.parent / "state"}) as screen:
         screen.see("missing prerequisite", "✗")
         screen.press("l")
         screen.see("step 2/")
@@ -172,8 +163,7 @@ def test_a_mistake_of_the_app_is_one_line_and_its_traceback_is_in_a_file(run: Pa
         "run = Path(sys.argv[1]); app.run_app(run.parent, destinations.Stepper(run, 1))"
     )
     state = run.parent / "state-of-mistakes"
-    command = ["env", f"XDG_STATE_HOME={state}", sys.executable, "-c", code, str(run)]
-    with Terminal(command, cwd=run.parent, env=os.environ, rows=45, columns=150) as screen:
+    with app_terminal("-c", code, str(run), cwd=run.parent, variables={"XDG_STATE_HOME": state}) as screen:
         screen.see("step 1/")
         screen.press("l")
         assert screen.wait() == 1

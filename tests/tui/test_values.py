@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from grpo_tui.tui.app.short_values import brief
 from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES, Palette
 
 from .drive import running
-from .terminal import Terminal
+from .terminal import app_terminal
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=9),
@@ -59,9 +57,8 @@ def test_numbers_of_rollouts_have_the_cells_that_they_need() -> None:
 
 
 def test_a_printed_rollout_fits_its_terminal(run: Path) -> None:
-    code = "import sys; from grpo_tui.tui.entry import main; main()"
-    command = [sys.executable, "-c", code, "inspect", str(run), "--trajectory", "3"]
-    with Terminal(command, cwd=run.parent, env=os.environ, rows=60, columns=80) as screen:
+    words = ("-m", "grpo_tui.tui.entry", "inspect", str(run), "--trajectory", "3")
+    with app_terminal(*words, cwd=run.parent, size=(80, 60), variables={}) as screen:
         assert screen.wait() == 0
         lines = screen.raw.decode().splitlines()
     rules = [line for line in lines if set(line.strip()) == {"─"}]
