@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,24 @@ async def client(home: Path, *options: str) -> AsyncIterator[Any]:
     parameters = mcp.StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ))
     async with mcp.stdio_client(parameters) as streams, mcp.ClientSession(*streams) as session:
         await session.initialize()
+        yield session
+
+
+@asynccontextmanager
+async def within(home: Path, *options: str) -> AsyncIterator[Any]:
+    """The same command with its server in this process, without the pipes of `client`, where mcp offers that."""
+    if find_spec("mcp.server.fastmcp") is None:
+        async with client(home, *options) as session:
+            yield session
+        return
+    from mcp.server.fastmcp import FastMCP
+    from mcp.shared.memory import create_connected_server_and_client_session
+
+    served: list[FastMCP] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FastMCP, "run", lambda server, transport: served.append(server))
+        assert command(["mcp", *options, "--runs-dir", str(home)]) == 0
+    async with create_connected_server_and_client_session(served[0]) as session:
         yield session
 
 
@@ -74,7 +93,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_tools_are_typed_and_read_only_unless_notes_are_allowed(home: Path):
-    async with client(home) as session:
+    async with within(home) as session:
         tools = {tool.name: tool for tool in (await session.list_tools()).tools}
     async with client(home, "--allow-notes") as session:
         writing = {tool.name: tool for tool in (await session.list_tools()).tools}
@@ -91,7 +110,7 @@ async def test_tools_are_typed_and_read_only_unless_notes_are_allowed(home: Path
 
 
 async def test_the_arithmetic_of_a_training_is_explained(home: Path):
-    async with client(home) as session:
+    async with within(home) as session:
         runs = (await asked(session, "list_runs"))["untrusted"]
         assert {run["id"] for run in runs} == {"one", "two"}
         with RunReader(home / "one") as reader:
@@ -136,7 +155,7 @@ async def test_tokens_groups_and_turns_are_those_of_the_record(home: Path):
         tokens, record_ = reader.bodies.tokens(row.n), reader.bodies.trajectory(row.n)
         group = reader.rollouts.group(row.group)
     assert tokens is not None
-    async with client(home) as session:
+    async with within(home) as session:
         seen: list[dict[str, Any]] = []
         offset: int | None = 0
         while offset is not None:
@@ -236,7 +255,7 @@ async def test_a_long_text_is_read_whole_by_passages(tmp_path: Path):
     text = "".join(f"line {i}\n" for i in range(2_000))
     with Recorder("long", runs_dir=tmp_path) as recorder:
         recorder.rollouts(1, [{"prompt": "?", "completion": text, "reward": 1.0}])
-    async with client(tmp_path) as session:
+    async with within(tmp_path) as session:
         read, offset = "", 0
         while offset is not None:
             answer = await asked(session, "read_text", run="long", rollout=1, part="text", offset=offset)
@@ -255,7 +274,7 @@ async def test_broken_runs_are_answered_in_a_sentence(tmp_path: Path):
     (tmp_path / "config" / "config.yaml").write_text(f"training: [{ORDER}")
     (tmp_path / "facts" / "run.json").write_text(json.dumps({"mode": [ORDER], "model": {ORDER: 1}, "created": ORDER}))
     (tmp_path / "gone" / database).unlink()
-    async with client(tmp_path) as session:
+    async with within(tmp_path) as session:
         for name in ("pages", "cut", "config", "facts", "gone"):
             for tool in ("findings", "query_rollouts", "groups", "metric_names", "events", "recompute"):
                 answer = await session.call_tool(tool, {"run": name})
@@ -274,7 +293,7 @@ async def test_broken_runs_are_answered_in_a_sentence(tmp_path: Path):
 async def test_only_listed_runs_are_read(tmp_path: Path):
     record(tmp_path / "elsewhere", "secret")
     record(tmp_path / "runs", "mine")
-    async with client(tmp_path / "runs") as session:
+    async with within(tmp_path / "runs") as session:
         for reference in ("/etc", "..", ".", "../elsewhere", "hf://datasets/a/b", "https://evil.example/x"):
             assert "list_runs" in await refused(session, "query_rollouts", run=reference)
         assert "no run" in await refused(session, "query_rollouts", run="secret")
@@ -283,7 +302,7 @@ async def test_only_listed_runs_are_read(tmp_path: Path):
 async def test_a_dump_is_read_under_the_name_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     dump = str(PEERS / "verl" / "rollout")
-    async with client(tmp_path / "runs", dump) as session:
+    async with within(tmp_path / "runs", dump) as session:
         assert [run["id"] for run in (await asked(session, "list_runs"))["untrusted"]] == [dump]
         rows = (await asked(session, "query_rollouts", run=dump, limit=3))["untrusted"]
         told = (await asked(session, "explain_reward", run=dump, rollout=rows[0]["n"]))["untrusted"]
@@ -332,6 +351,6 @@ def test_the_skill_is_short_and_names_real_tools(capsys: pytest.CaptureFixture[s
 
 async def test_a_number_that_no_record_holds_is_refused_in_a_sentence(tmp_path: Path):
     record(tmp_path / "runs", "small")
-    async with client(tmp_path / "runs") as session:
+    async with within(tmp_path / "runs") as session:
         for tool, arguments in (("metrics", {"names": ["kl/mean"], "to_step": 2**70}), ("events", {"offset": 2**70})):
             assert "a number is too large" in await refused(session, tool, run="small", **arguments)

@@ -13,6 +13,7 @@ import pytest
 
 from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.training.previews import first_prompt
+from tests.forked import forked_processes
 
 from .conftest import Cli
 
@@ -113,7 +114,7 @@ def test_a_reader_that_goes_away_is_no_error(command: str, tmp_path: Path):
 @pytest.mark.parametrize("module", ["grpo_tui.tui.cli", "grpo_tui.tui.entry"])
 @pytest.mark.parametrize("command", ["runs", "--help", "config show"])
 def test_a_disk_that_takes_no_output_is_one_line(module: str, command: str, tmp_path: Path):
-    with Path("/dev/full").open("w") as full:
+    with Path("/dev/full").open("w") as full, forked_processes():
         words = [sys.executable, "-m", module, *command.split()]
         answer = subprocess.run(words, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
     assert answer.returncode == 1
@@ -173,8 +174,14 @@ def test_live_says_when_nothing_is_recorded(cli: Cli, tmp_path: Path) -> None:
     assert said.returncode == 2 and "needs a terminal" in said.stderr
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("command", ["runs", "config presets"])
+@pytest.mark.parametrize(
+    ("command", "closed"),
+    [
+        *(("runs", closed) for closed in ("<&-", ">&-", "<&- >&- 2>&-")),
+        ("config presets", "<&- >&- 2>&-"),
+        *(pytest.param("config presets", closed, marks=pytest.mark.stress) for closed in ("<&-", ">&-")),
+    ],
+)
 def test_closed_streams_are_no_error(command: str, closed: str, tmp_path: Path) -> None:
     words = f"{sys.executable} -m grpo_tui.tui.cli {command} {closed}"
     answer = subprocess.run(["bash", "-c", words], cwd=tmp_path, capture_output=True, text=True)
@@ -196,14 +203,16 @@ def test_closed_streams_are_no_error(command: str, closed: str, tmp_path: Path) 
 def test_every_end_of_a_list_of_runs_is_a_line_and_an_exit_code(
     error: str, code: int, said: str, tmp_path: Path
 ) -> None:
-    program = (
+    program = tmp_path / "program.py"
+    program.write_text(
         "import sys, tempfile; tempfile.tempdir = '.'\n"
         "from grpo_tui.tui import entry\nfrom grpo_tui.tui.cli import run_table\n"
         f"def fails(*given): raise {error}\n"
         "run_table.list_runs = fails\nentry.main()"
     )
     for words in (["runs"], ["--runs-dir", ".", "runs"]):  # at once, and by the command line
-        answer = subprocess.run([sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True)
+        with forked_processes():
+            answer = subprocess.run([sys.executable, program, *words], cwd=tmp_path, capture_output=True, text=True)
         assert answer.returncode == code
         assert answer.stderr.startswith(said if words == ["runs"] or code != 130 else "")
         assert answer.stderr.count("\n") <= 1
