@@ -64,7 +64,7 @@ def test_tasks_are_repeatable_plain_json_and_grow_at_the_end():
 
 def test_no_prompt_word_or_photograph_is_in_both_splits():
     env = visual(questions=ALL)
-    train, held_out = env.make_tasks("train", 300, seed=0), env.make_tasks("eval", 300, seed=0)
+    train, held_out = env.make_tasks("train", 150, seed=0), env.make_tasks("eval", 150, seed=0)
 
     def prompts(tasks: list[dict[str, Any]]) -> set[str]:
         return {str(env.reset(t)[1]) for t in tasks}
@@ -143,7 +143,7 @@ def test_a_malformed_task_costs_its_rollout_and_says_why(task: dict[str, Any], m
 
 def test_the_right_route_reaches_the_answer_with_the_tools_own_answers():
     env = visual(questions=ALL)
-    tasks = env.make_tasks("eval", 140, seed=2)
+    tasks = env.make_tasks("eval", 70, seed=2)
     done = walk(env, tasks, "right")
     assert np.mean([bool(t.correct) for t in done]) >= 0.97
     assert all(t.answer == t.expected for t in done if t.correct)

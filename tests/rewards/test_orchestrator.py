@@ -52,7 +52,7 @@ def score(config: RewardsConfig, batch: list[Trajectory], correctness, embedding
     return RewardOrchestrator(config=config).calculate_total_reward(batch, correctness, embeddings=embeddings, **more)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(batch=batches(), seed=st.integers(0, 30))
 def test_contributions_add_up_to_the_total_for_each_step_and_the_whole(batch, seed: int):
     trajectories, correctness, embeddings = batch
