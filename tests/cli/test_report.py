@@ -80,17 +80,17 @@ def test_hostile_texts_stay_text(tmp_path: Path):
 
 
 def test_the_page_says_how_much_of_a_run_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from grpo_tui.tui.cli import report_data
+    from grpo_tui.tui.cli import report
 
     recorded(tmp_path, "long", [i / 60 for i in range(60)], "word " * 4000)
     text, data = page(tmp_path, "long")
     assert data["held"].startswith("This page holds 240 of 240 rollouts, evenly spaced.")
-    assert max(len(f[1]) for r in data["rollouts"] for f in r["prompt"]) < report_data.TEXT + 40
-    monkeypatch.setattr(report_data, "ROLLOUTS", 40)
+    assert max(len(f[1]) for r in data["rollouts"] for f in r["prompt"]) < report.TEXT + 40
+    monkeypatch.setattr(report, "ROLLOUTS", 40)
     _, data = page(tmp_path, "long")
     assert len(data["rollouts"]) == 40 and data["held"].startswith("This page holds 40 of 240 rollouts")
     assert {r["step"] for r in data["rollouts"]} >= {1, 2} and max(r["step"] for r in data["rollouts"]) > 50
-    monkeypatch.setattr(report_data, "BYTES", 200_000)
+    monkeypatch.setattr(report, "BYTES", 200_000)
     text, data = page(tmp_path, "long")
     assert 4 < len(data["rollouts"]) < 20 and len(text) < 600_000
     _, data = page(tmp_path, "long", "--filter", "step:3..4")

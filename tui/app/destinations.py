@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ...engine.runs.columns import SORTS
 from ...engine.runs.search.query import EVERYTHING, Query
 from ...engine.runs.types import RunInfo
 
@@ -174,3 +176,33 @@ class Help(Destination):
 
     screen = ("help", "HelpScreen")
     about: str
+
+
+_NUMBER = re.compile(r"(\d{1,18})\s*(?:/\s*(\d{1,9}))?")
+_STEP = re.compile(r"step[\s:=]*(\d{1,18})", re.IGNORECASE)
+
+
+def typed_destination(text: str, reads: Reads, query: Query) -> Destination:
+    """Return the destination for a typed text. Raises LookupError with a message for the user."""
+    text = text.strip()
+    run, matching = reads.path, Query(query.filter, query.search)
+    query = query if query.sort in SORTS else matching  # groups sort by other columns
+    screens = {
+        "runs": Runs(),
+        "live": Live(run),
+        "dashboard": Live(run),
+        "list": Trajectories(run),
+        "trajectories": Trajectories(run),
+        "groups": Groups(run, matching),
+    }
+    matches = [screen for name, screen in screens.items() if text and name.startswith(text.lower())]
+    if matches:
+        return matches[0]
+    step = _STEP.fullmatch(text)
+    if step is not None:
+        return Trajectories(run, Query(filter=f"step={int(step[1])}"))
+    number = _NUMBER.fullmatch(text)
+    if number is None:
+        return Stepper(run, reads.now.bodies.number(text), query)
+    n = reads.now.bodies.number(int(number[1]))
+    return Stepper(run, n, query, step=max(0, int(number[2] or 1) - 1))

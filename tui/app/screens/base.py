@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -12,13 +11,12 @@ from typing import Any, ClassVar, cast
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from ....engine.runs.columns import SORTS
 from ....engine.runs.errors import RecordError
-from ....engine.runs.search.query import EVERYTHING, Query
+from ....engine.runs.search.query import EVERYTHING
 from ...text import line as one_line
 from ..bindings import SCREEN_TITLES, Key, bindings, hints
 from ..data import Reads
-from ..destinations import Destination, Groups, Help, Live, Runs, Stepper, Trajectories
+from ..destinations import Destination, Help, Stepper, typed_destination
 from ..shell import Shell
 from ..theme import Palette
 from ..widgets.frame import Box, Frame
@@ -28,36 +26,6 @@ from ..widgets.prompt_bar import ask
 from ..widgets.table import Table
 
 HINT = "812 or an id: a trajectory (in the stepper: a step) · 812/3: its third step · step 40 · live, list, runs"
-_NUMBER = re.compile(r"(\d{1,18})\s*(?:/\s*(\d{1,9}))?")
-_STEP = re.compile(r"step[\s:=]*(\d{1,18})", re.IGNORECASE)
-
-
-def destination(text: str, reads: Reads, query: Query = EVERYTHING) -> Destination:
-    """Return the destination for a typed text. Raises LookupError with a message for the user."""
-    text = text.strip()
-    run, matching = reads.path, Query(query.filter, query.search)
-    query = query if query.sort in SORTS else matching  # groups sort by other columns
-    screens = {
-        "runs": Runs(),
-        "live": Live(run),
-        "dashboard": Live(run),
-        "list": Trajectories(run),
-        "trajectories": Trajectories(run),
-        "groups": Groups(run, matching),
-    }
-    matches = [screen for name, screen in screens.items() if text and name.startswith(text.lower())]
-    if matches:
-        return matches[0]
-    step = _STEP.fullmatch(text)
-    if step is not None:
-        return Trajectories(run, Query(filter=f"step={int(step[1])}"))
-    number = _NUMBER.fullmatch(text)
-    if number is None:
-        return Stepper(run, reads.now.bodies.number(text), query)
-    n = reads.now.bodies.number(int(number[1]))
-    return Stepper(run, n, query, step=max(0, int(number[2] or 1) - 1))
-
-
 PATIENCE_S = 0.1
 """Seconds until the screen shows that a read is in progress."""
 ALWAYS = ("?", "esc", "q")
@@ -121,29 +89,8 @@ class AppScreen(Screen[Any]):
         yield self.frame
 
     def footer(self, width: int) -> Line:
-        """Return as many hints as fit, or none if the keys that leave the screen do not fit."""
-        p = self.palette
-        items: dict[Key, Line] = {}
-        room, short = width, False
-        for row in sorted(hints(self.view), key=lambda r: r.shown not in ALWAYS):  # help, back and quit stay longest
-            label = self.hint_label(row.action, row.label)
-            item = Line(p).add(row.shown, p.key, click=row.action).add(f" {label}", p.muted, click=row.action)
-            fits = label and item.width + 3 <= room
-            if fits:
-                items[row] = item.gap(3)
-                room -= item.width
-            short = short or (row.shown in ALWAYS and not fits)
-        line = Line(p)
-        for row in sorted(items, key=lambda r: r.shown in ALWAYS):
-            line.extend(items[row])
-        return self._keys_alone(width) if short else line
-
-    def _keys_alone(self, width: int) -> Line:
-        p = self.palette
-        line = Line(p)
-        for row in sorted((r for r in hints(self.view) if r.shown in ALWAYS), key=lambda r: ALWAYS.index(r.shown)):
-            line.gap(int(line.width > 0)).add(row.shown, p.key, click=row.action)
-        return line if line.width <= width else Line(p)
+        labels = {row: self.hint_label(row.action, row.label) for row in hints(self.view)}
+        return _hint_line(self.palette, labels, width)
 
     def hint_label(self, action: str, label: str) -> str:
         """Return the current label of a hint. An empty label hides it."""
@@ -203,7 +150,7 @@ class AppScreen(Screen[Any]):
             if self.gone_to(text):
                 return
             try:
-                target = destination(text, reads, query)
+                target = typed_destination(text, reads, query)
             except (RecordError, LookupError) as error:
                 self.say(str(error).strip("\"'"), "error")
                 return
@@ -255,8 +202,30 @@ class AppScreen(Screen[Any]):
         self.frame.refresh()
 
 
+def _hint_line(p: Palette, labels: Mapping[Key, str], width: int) -> Line:
+    """Return as many hints as fit, without labels if the keys that leave the screen do not fit, or none."""
+    items: dict[Key, Line] = {}
+    room, short = width, False
+    for row in sorted(labels, key=lambda r: r.shown not in ALWAYS):  # help, back and quit stay longest
+        label = labels[row]
+        item = Line(p).add(row.shown, p.key, click=row.action).add(f" {label}", p.muted, click=row.action)
+        fits = label and item.width + 3 <= room
+        if fits:
+            items[row] = item.gap(3)
+            room -= item.width
+        short = short or (row.shown in ALWAYS and not fits)
+    line = Line(p)
+    if not short:
+        for row in sorted(items, key=lambda r: r.shown in ALWAYS):
+            line.extend(items[row])
+        return line
+    for row in sorted((r for r in labels if r.shown in ALWAYS), key=lambda r: ALWAYS.index(r.shown)):
+        line.gap(int(line.width > 0)).add(row.shown, p.key, click=row.action)
+    return line if line.width <= width else Line(p)
+
+
 class GrowingScreen(AppScreen):
-    """A screen over the rollouts of a run. It calls `grown` when the run recorded more of them."""
+    """A screen over the rollouts of a run, which reads again when the run recorded more of them."""
 
     reads: Reads
     _recorded: int | None = None
@@ -269,9 +238,9 @@ class GrowingScreen(AppScreen):
             with suppress(RecordError):  # the screen's own reads report it
                 before, self._recorded = self._recorded, await self.reads.later(lambda r: r.rollouts.total())
                 if before is not None and before != self._recorded:
-                    self.grown()
+                    self.reread()
 
-    def grown(self) -> None:
+    def reread(self) -> None:
         raise RuntimeError(f"{type(self).__name__} does not grow")
 
 

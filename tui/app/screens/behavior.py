@@ -86,7 +86,7 @@ class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
         fitting = max(2, min(_MOST, (width - 6 - _NAME) // (_CELLS + 1) - 1))
         if fitting != self._max_columns:
             self._max_columns = fitting
-            self.call_after_refresh(self._read)
+            self.call_after_refresh(self.reread)
         return super().plan(width, height)
 
     def header(self, width: int) -> tuple[Line, Line]:
@@ -95,10 +95,7 @@ class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
         right = f"{several} of {count(len(self.steps))} steps" if len(self.steps) > 1 else ""
         return self.heading("behaviour", width), Line(self.palette).add(right, self.palette.muted)
 
-    def grown(self) -> None:
-        self._read()
-
-    def _read(self) -> None:
+    def reread(self) -> None:
         if self.is_attached:
             self.run_worker(self._start(), group="behavior", exclusive=True)
 
@@ -174,7 +171,7 @@ class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
 
     def look_at(self, view: ChartView, chosen: tuple[int, ...] = ()) -> None:
         self.chart_view, self.chosen = view, chosen
-        self._read()
+        self.reread()
 
     def ends(self) -> tuple[float, float]:
         return (float(self.steps[0]), float(self.steps[-1])) if self.steps else (1.0, 1.0)

@@ -93,7 +93,7 @@ class GroupsScreen(GrowingScreen, QueryList):
 
         return await self.reads.later(answer)
 
-    def grown(self) -> None:
+    def reread(self) -> None:
         """Read the groups again. The cursor stays on its group."""
         row, self._list = self.table.current, None
         start = self._start(self.list_query, None if row is None else row.first_n, at_once=False)
