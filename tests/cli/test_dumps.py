@@ -66,7 +66,7 @@ def test_a_report_says_what_was_read_and_found(tmp_path: Path):
     page = tmp_path / "report.html"
     assert run(["inspect", str(PEERS / "verl" / "rollout"), "--report", str(page)]) == 0
     text = page.read_text()
-    assert "24 rollouts in 3 files: verl rollouts" in text and "Findings" in text and "cannot be read" in text
+    assert "24 rollouts in 3 files: verl rollouts" in text and "Findings" in text and "an unreadable call" in text
 
 
 def test_a_dump_says_its_last_step_or_that_it_has_none(capsys: pytest.CaptureFixture[str]):
