@@ -34,6 +34,8 @@ from typing import IO, Any, NoReturn
 
 import pytest
 
+from tests.repeated import compile_templates_once, lighten_trainings
+
 ROOT = Path(__file__).parents[1]
 PRELOADED = (
     "grpo_tui.engine.training.rft",
@@ -342,6 +344,8 @@ def _warm_up() -> None:
 
     from grpo_tui.tui.cli.main import command_line
 
+    compile_templates_once()
+    lighten_trainings()
     command_line()
     get_checkpoint_conversion_mapping("")
     ModelCard.from_template(ModelCardData())

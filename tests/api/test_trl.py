@@ -17,8 +17,14 @@ import grpo_tui.trl as hook
 from grpo_tui.engine.demonstration import policies
 from grpo_tui.engine.runs.control.status import look
 from grpo_tui.engine.runs.read.reader import RunReader
+from tests.repeated import lighten_trainings
 
 STEPS = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _light() -> None:
+    lighten_trainings()
 
 
 def letters(completions: list[Any], **columns: Any) -> Any:

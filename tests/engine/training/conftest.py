@@ -1,12 +1,11 @@
-import gc
-
 import pytest
+
+from tests.repeated import lighten_trainings
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _small_heap():
-    """Accelerate collects garbage whenever a training starts; torch's own objects need not be looked at each time."""
+def _light():
     import grpo_tui.engine.training.rft
 
     assert grpo_tui.engine.training.rft
-    gc.freeze()
+    lighten_trainings()
