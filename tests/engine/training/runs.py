@@ -13,10 +13,10 @@ from tests.forked import ForkedProcess, training_process
 from .parts import policy, tokenizer
 
 
-def make_run(folder: Path, base: Path, **training: Any) -> Path:
+def make_run(folder: Path, base: Path, *, eval_tasks: int = 4, **training: Any) -> Path:
     """A run's folder with its configuration; `base` gets the model, if it is not there yet."""
     if not base.exists():
-        policy(seed=1).save_pretrained(base)
+        policy(seed=1, layers=1).save_pretrained(base)
         tokenizer().save_pretrained(base)
     folder.mkdir(parents=True)
     settings = {
@@ -40,7 +40,7 @@ def make_run(folder: Path, base: Path, **training: Any) -> Path:
         "environment": {
             "class_path": "grpo_tui.envs.calculator.CalculatorEnv",
             "train_tasks": 64,
-            "eval_tasks": 4,
+            "eval_tasks": eval_tasks,
             "config": {"max_turns": 2},
         },
         "rewards": {"w_curiosity": 0.1, "w_coherence": 0.1, "w_penalty": 1.0},

@@ -27,12 +27,13 @@ from ..agents.fake_vllm import FakeVLLM
 from .parts import policy, tokenizer
 from .runs import make_run
 
-STEPS = 3
+STEPS = 2
 
 
 def trained(place: Path, teacher: str, **training: object) -> Path:
     distillation = {"teacher": teacher, **training.pop("distillation", {})}  # type: ignore[dict-item]
     settings = {"max_steps": STEPS, "save_every": 0, "learning_rate": 0.02, "beta_mode": "fixed", **training}
+    settings["eval_tasks"] = 0
     folder = make_run(place / "runs" / "run", place / "base", **settings, distillation=distillation)
     assert run(folder) == 0
     return folder
@@ -108,17 +109,17 @@ def test_a_wrong_advantage_of_a_token_is_found(teacher: Path, tmp_path: Path) ->
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Adapters of an earlier run of the same policy, which it can reach."""
     place = tmp_path_factory.mktemp("earlier")
-    first = make_run(place / "run", place / "base", max_steps=4, save_every=0, learning_rate=0.05)
+    first = make_run(place / "run", place / "base", max_steps=4, save_every=0, eval_tasks=0, learning_rate=0.1)
     assert run(first) == 0
     return first / "adapters"
 
 
 def test_a_policy_approaches_its_teacher(adapters: Path, tmp_path: Path) -> None:
-    settings = {"max_steps": 8, "num_generations": 16, "beta": 0.0, "distillation": {"with_reward": False}}
+    settings = {"max_steps": 6, "num_generations": 8, "beta": 0.0, "distillation": {"with_reward": False}}
     folder = trained(tmp_path, str(adapters), **settings)
     with RunReader(folder) as reader:
         kl = [value or 0.0 for _, value in reader.metrics.points("distillation/reverse_kl")]
-    assert len(kl) == 8 and np.mean(kl[-3:]) < 0.6 * kl[0]
+    assert len(kl) == 6 and np.mean(kl[-3:]) < 0.6 * kl[0]
 
 
 def test_adapters_and_servers_score_alike(adapters: Path, tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_mismatch_is_measured_by_the_definition_without_replayed_rows():
 
 def trained(folder: Path, base: Path, learning_rate: float = 1e-6, steps: int = 4, **model: Any) -> dict[str, Any]:
     """A run: its sampler KL, its KL, and the detectors of its alerts."""
-    make_run(folder, base, max_steps=steps, learning_rate=learning_rate, save_every=0)
+    make_run(folder, base, max_steps=steps, learning_rate=learning_rate, save_every=0, eval_tasks=0)
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["model"] |= model
     config["rewards"]["diagnosis"] = {"window": steps}

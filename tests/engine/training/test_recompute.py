@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from grpo_tui.tui.cli.main import run as grpo_tui
 
 from .runs import make_run
 
-STEPS = 6
+STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,19 @@ class Recorded:
     metrics: dict[int, dict[str, float]]
 
 
-@pytest.fixture(scope="module", params=["group", "peers"])
-def recorded(tmp_path_factory, request) -> Recorded:
-    place = tmp_path_factory.mktemp("recompute")
+@pytest.fixture(scope="module")
+def trainings(tmp_path_factory) -> Callable[[str], Recorded]:
+    """A training by how shaping is compared, made when it is first asked for."""
+    return cache(lambda compared: training(tmp_path_factory.mktemp("recompute"), compared))
+
+
+@pytest.fixture(params=["group", "peers"])
+def recorded(trainings, request) -> Recorded:
+    return trainings(request.param)
+
+
+def training(place: Path, compared: str) -> Recorded:
+    """Make it: shaping is compared within the `group`, or with `peers` alone."""
     # a small clip range and large steps, so that ratios are clipped
     folder = make_run(
         place / "runs" / "run",
@@ -46,11 +57,12 @@ def recorded(tmp_path_factory, request) -> Recorded:
         max_steps=STEPS,
         prompts_per_step=3,
         save_every=0,
+        eval_tasks=0,
         trl={"epsilon": 0.002},
         learning_rate=0.02,
         micro_batch_size=4,
-        compare_shaping=request.param,
-        replay={"min_group_std": 0.001 if request.param == "group" else 0.08},  # groups without signal in both
+        compare_shaping=compared,
+        replay={"min_group_std": 0.001 if compared == "group" else 0.08},  # groups without signal in both
     )
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["rewards"] |= {"normalization": {"penalty": "group"}}
@@ -58,6 +70,15 @@ def recorded(tmp_path_factory, request) -> Recorded:
     assert run(folder) == 0
     with RunReader(folder) as reader:
         return Recorded(folder, read_config(folder), list(steps_of(reader)), metrics_of(reader))
+
+
+def two_steps(place: Path, rewards: dict[str, Any] | None = None, **settings: Any) -> Path:
+    """The folder of a run of two steps, without evaluations."""
+    given = {"max_steps": 2, "prompts_per_step": 3, "save_every": 0, "eval_tasks": 0, **settings}
+    folder = make_run(place / "run", place / "base", **given)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "rewards": config["rewards"] | (rewards or {})}))
+    return folder
 
 
 def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
@@ -106,8 +127,9 @@ def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
         ({"advantages": "gigpo"}, {}),
         ({"advantages": "tree"}, {"normalization": {"penalty": "group"}}),
         ({"advantages": "tree", "scale_advantages": "batch", "replay": {"mode": "dapo"}}, {}),
-        ({"compare_shaping": "group"}, {}),
-        ({"scale_advantages": "batch"}, {}),
+        # The training of `recorded` is summed, and the first case scales by the batch.
+        pytest.param({"compare_shaping": "group"}, {}, marks=pytest.mark.stress),
+        pytest.param({"scale_advantages": "batch"}, {}, marks=pytest.mark.stress),
         (
             {
                 "replay": {"mode": "off"},
@@ -124,9 +146,7 @@ def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
     ],
 )
 def test_other_settings_come_out_again_too(tmp_path, settings: dict[str, Any], rewards: dict[str, Any]):
-    folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0, **settings)
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "rewards": config["rewards"] | rewards}))
+    folder = two_steps(tmp_path, rewards, **settings)
     assert run(folder) == 0
     with RunReader(folder) as reader:
         report = recompute(reader, read_config(folder))
@@ -135,10 +155,7 @@ def test_other_settings_come_out_again_too(tmp_path, settings: dict[str, Any], r
 
 
 def test_metrics_of_dynamic_sampling_are_of_all_its_rounds(tmp_path):
-    folder = make_run(
-        tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0,
-        replay={"mode": "dapo", "min_group_std": 0.2},
-    )  # fmt: skip
+    folder = two_steps(tmp_path, replay={"mode": "dapo", "min_group_std": 0.2})
     assert run(folder) == 0
     with RunReader(folder) as reader:
         report = recompute(reader, read_config(folder))
@@ -153,10 +170,8 @@ def test_metrics_of_dynamic_sampling_are_of_all_its_rounds(tmp_path):
 
 @pytest.mark.parametrize("told", [True, False], ids=["recorded", "earlier version"])
 def test_penalties_are_those_that_were_in_force(tmp_path, told: bool):
-    folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0)
+    folder = two_steps(tmp_path, {"penalties": {"unparsable_call": 0.0, "no_final_answer": -0.2}})
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["rewards"]["penalties"] = {"unparsable_call": 0.0, "no_final_answer": -0.2}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
     assert run(folder) == 0
     # A version that knows one rule more reads the configuration with that rule's default.
     del config["rewards"]["penalties"]["unparsable_call"]
@@ -175,11 +190,10 @@ def test_penalties_are_those_that_were_in_force(tmp_path, told: bool):
 
 
 def test_scores_of_reward_functions_come_out_again_too(tmp_path):
-    folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0)
+    folder = two_steps(tmp_path, {"normalization": {"functions": "group"}})
     (tmp_path / "mine.py").write_text("def size(completions, **kwargs):\n    return [len(str(c)) for c in completions]")
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["environment"]["reward_funcs"] = {f"{tmp_path / 'mine.py'}:size": 0.01}
-    config["rewards"]["normalization"] = {"functions": "group"}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     assert run(folder) == 0
     with RunReader(folder) as reader:
@@ -189,7 +203,7 @@ def test_scores_of_reward_functions_come_out_again_too(tmp_path):
 
 
 def test_what_the_environment_pays_comes_out_again_too(tmp_path):
-    folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0)
+    folder = two_steps(tmp_path)
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["environment"]["class_path"] = f"{Path(__file__).with_name('paying_env.py')}:PayingEnv"
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -252,7 +266,10 @@ def left_out(item: RecordedRollout) -> bool:
 STEP = "record.breakdown.steps.0"
 SHAPED, NORMALISED = ("penalty", "curiosity"), ("curiosity", "coherence", "penalty")
 VALUE = ("raw", "normalized", "weight", "contribution")
-CHANGES: list[tuple[str, Any, Callable[[RecordedRollout], bool]]] = [
+OF_COMPARISONS = ("row.advantage", "record.formula", "record.advantage", "record.step_advantages")
+"""What follows from how shaping is compared."""
+Change = tuple[str, Any, Callable[[RecordedRollout], bool]]
+CHANGES: list[Change] = [
     ("record.trajectory.correct", True, any_item),
     ("record.policy_version", 1, any_item),
     ("row.reward", 0.01, any_item),
@@ -291,31 +308,45 @@ CHANGES: list[tuple[str, Any, Callable[[RecordedRollout], bool]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "by", "where"), CHANGES, ids=[f"{p}={b}" for p, b, _ in CHANGES])
-def test_a_changed_number_is_found(recorded: Recorded, path: str, by: Any, where: Callable[[RecordedRollout], bool]):
-    chosen = next(item for _, items in recorded.steps for item in items if where(item))
-    changed = change(path, by)(chosen)
-    steps = [(s, [changed if item is chosen else item for item in items]) for s, items in recorded.steps]
-    assert recompute_steps(steps, recorded.metrics, recorded.config).wrong
+def with_each(values: Iterable[Any], names: Iterable[str], differs: Iterable[str] = ()) -> list[Any]:
+    """Cases on both trainings. The short form keeps the second training where its numbers are others' functions."""
+    return [
+        pytest.param(compared, value, id=f"{compared}-{name}",
+                     marks=[pytest.mark.stress] * (compared == "peers" and not name.startswith(tuple(differs))))
+        for compared in ("group", "peers") for value, name in zip(values, names, strict=True)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "train/loss",
-        "train/entropy",
-        "train/clip_fraction",
-        "kl/mean",
-        "kl/beta",
-        "success/train",
-        "advantage/std",
-        "rewards/total/mean",
-        "rewards/running_std/coherence",
-        "rewards/advantage_share/task",
-        "grpo/filtering_rate",
-        "tokens/agent",
-    ],
+    ("recorded", "changed"),
+    with_each(CHANGES, [f"{p}={b}" for p, b, _ in CHANGES], OF_COMPARISONS),
+    indirect=["recorded"],
 )
+def test_a_changed_number_is_found(recorded: Recorded, changed: Change):
+    path, by, where = changed
+    chosen = next(item for _, items in recorded.steps for item in items if where(item))
+    other = change(path, by)(chosen)
+    steps = [(s, [other if item is chosen else item for item in items]) for s, items in recorded.steps]
+    assert recompute_steps(steps, recorded.metrics, recorded.config).wrong
+
+
+METRICS = (
+    "train/loss",
+    "train/entropy",
+    "train/clip_fraction",
+    "kl/mean",
+    "kl/beta",
+    "success/train",
+    "advantage/std",
+    "rewards/total/mean",
+    "rewards/running_std/coherence",
+    "rewards/advantage_share/task",
+    "grpo/filtering_rate",
+    "tokens/agent",
+)
+
+
+@pytest.mark.parametrize(("recorded", "name"), with_each(METRICS, METRICS), indirect=["recorded"])
 def test_a_changed_metric_is_found(recorded: Recorded, name: str):
     metrics = {**recorded.metrics, 3: {**recorded.metrics[3], name: recorded.metrics[3][name] + 0.5}}
     assert recompute_steps(recorded.steps, metrics, recorded.config).wrong

@@ -30,7 +30,13 @@ def test_a_reused_batch_is_recorded_once_and_a_killed_run_becomes_the_one_that_w
     tmp_path: Path, trl: dict[str, int], rows: int
 ):
     updates = trl.get("num_iterations", 1) * rows // 8
-    settings: dict[str, Any] = {"max_steps": 6, "trl": trl, "micro_batch_size": 4, "replay": {"mode": "off"}}
+    settings: dict[str, Any] = {
+        "max_steps": 6,
+        "eval_tasks": 0,
+        "trl": trl,
+        "micro_batch_size": 4,
+        "replay": {"mode": "off"},
+    }
     whole = make_run(tmp_path / "whole", tmp_path / "base", **settings)
     assert run(whole) == 0
     assert recorded_steps(whole) == [1, 2, 3, 4, 5, 6]
@@ -46,7 +52,12 @@ def test_a_reused_batch_is_recorded_once_and_a_killed_run_becomes_the_one_that_w
 
 def test_what_is_asked_or_due_within_a_reused_batch_waits_for_its_end(tmp_path: Path):
     """Nothing of the batch is in a checkpoint, so the rest of its updates would be made on other rollouts."""
-    settings: dict[str, Any] = {"max_steps": 6, "trl": {"num_iterations": 3}, "replay": {"mode": "off"}}
+    settings: dict[str, Any] = {
+        "max_steps": 6,
+        "eval_tasks": 0,
+        "trl": {"num_iterations": 3},
+        "replay": {"mode": "off"},
+    }
     whole = make_run(tmp_path / "whole", tmp_path / "base", **settings)
     assert run(whole) == 0
     assert events(whole, "checkpoint")[:2] == ["checkpoint of step 3", "checkpoint of step 6"]
@@ -64,7 +75,7 @@ def test_what_is_asked_or_due_within_a_reused_batch_waits_for_its_end(tmp_path: 
 
 def test_rollouts_that_a_limit_cut_are_left_out_of_the_loss(tmp_path: Path):
     trl = {"mask_truncated_completions": True, "entropy_coef": 0.01}
-    folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, max_turn_tokens=40, trl=trl)
+    folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, eval_tasks=0, max_turn_tokens=40, trl=trl)
     assert run(folder) == 0
     with RunReader(folder) as reader:
         rows = reader.rollouts.page(limit=100)

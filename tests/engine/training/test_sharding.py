@@ -47,7 +47,7 @@ def by_several(folder: Path, processes: int, *options: str) -> subprocess.Comple
 
 
 def configured(folder: Path, base: Path, steps: int, **model: Any) -> Path:
-    make_run(folder, base, max_steps=steps, prompts_per_step=4, save_every=2)
+    make_run(folder, base, max_steps=steps, prompts_per_step=4, save_every=2, eval_tasks=0)
     path = folder / "config.yaml"
     config = yaml.safe_load(path.read_text())
     config["model"] |= model
