@@ -44,12 +44,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return train_tokenizer(TEXTS, vocab_size=512)
 
 
-def model(architecture: str, *, attention: str = "sdpa", seed: int = 0, end_bias: float = 0.0) -> PreTrainedModel:
+def model(
+    architecture: str, *, attention: str = "sdpa", seed: int = 0, end_bias: float = 0.0, layers: int = 2
+) -> PreTrainedModel:
     """A random model in float32. Random weights hardly ever end a turn; `end_bias` makes its end token likelier."""
     torch.manual_seed(seed)
     tok = tokenizer()
     common = {
         **SHAPE,
+        "num_hidden_layers": layers,
         "vocab_size": len(tok),
         "eos_token_id": tok.eos_token_id,
         "pad_token_id": tok.pad_token_id,
@@ -91,6 +94,7 @@ OF_OTHER_KINDS: dict[str, dict[str, Any]] = {
         "mamba_d_head": 8,
         "mamba_d_state": 8,
         "mamba_n_groups": 1,
+        "mamba_chunk_size": 16,
     },
     "bloom": {"n_layer": 2, "n_head": 4},
     "granitemoehybrid": {
@@ -98,12 +102,13 @@ OF_OTHER_KINDS: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 8,
         "mamba_d_head": 8,
         "mamba_d_state": 8,
+        "mamba_chunk_size": 16,
         "num_local_experts": 2,
         "num_experts_per_tok": 1,
         "shared_intermediate_size": 32,
     },
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024},
-    "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1},
+    "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 16},
     "rwkv": {"attention_hidden_size": 32},
 }
 """What a cache of rows does not hold: recurrent layers, a convolution, masks and positions of the model's own."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,19 @@ from grpo_tui.envs.agent import Message
 from .fake_vllm import FakeVLLM
 from .models import model, tokenizer
 
+base = partial(model, "qwen3", layers=1)
+
 PROMPTS: list[list[Message]] = [
     [{"role": "user", "content": text}] for text in ("What colour?", "area of the object at (31, 40)", "x")
 ]
-SETTINGS = {"temperature": 1.2, "max_turn_tokens": 8, "max_trajectory_tokens": 120}
+SETTINGS = {"temperature": 1.2, "max_turn_tokens": 5, "max_trajectory_tokens": 120}
 TEXT = tuple(range(5, 65))
 
 
 def policy() -> Any:
     """A random policy with adapters that do something."""
     torch.manual_seed(0)
-    made: Any = get_peft_model(model("qwen3"), LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    made: Any = get_peft_model(base(), LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
     move(made)
     return made
 
@@ -58,7 +61,7 @@ def move(made: Any) -> None:
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeVLLM]]:
     monkeypatch.setattr(pool_module, "PROBE_S", 0.05)
-    made = [FakeVLLM(copy.deepcopy(model("qwen3")), tokenizer()).start() for _ in range(2)]
+    made = [FakeVLLM(copy.deepcopy(base()), tokenizer()).start() for _ in range(2)]
     yield made
     for server in made:
         server.stop()
@@ -87,7 +90,7 @@ def world(tmp_path: Path, servers: list[FakeVLLM]) -> Iterator[World]:
     made.pool.close()
 
 
-def play(agent: Any, turns: int = 2, seed: int = 3, rollouts: int = 3) -> Any:
+def play(agent: Any, turns: int = 2, seed: int = 3, rollouts: int = 2) -> Any:
     session = agent.start(PROMPTS, rollouts, seed=seed)
     rows = list(range(len(PROMPTS) * rollouts))
     for turn in range(turns):
@@ -100,7 +103,7 @@ def play(agent: Any, turns: int = 2, seed: int = 3, rollouts: int = 3) -> Any:
 
 
 def assert_same(remote: Any, local: Any) -> None:
-    for row in range(9):
+    for row in range(6):
         mine, theirs = remote.tokens(row), local.tokens(row)
         for name in ("token_ids", "agent_mask", "turn"):
             np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
@@ -187,14 +190,14 @@ def test_a_server_without_the_fault_proves_a_version_among_its_turns(tmp_path: P
         move(world.policy)
         with ThreadPoolExecutor(2) as threads:
             writing = threads.submit(play, world.agent, 1)
-            while server.in_flight < 9:
+            while server.in_flight < 6:
                 time.sleep(0.005)
             publishing = threads.submit(world.agent.publish, step)
             while not any(f"s{step}-" in name for name in server.adapters):
                 time.sleep(0.005)
             if on_cpu:
                 time.sleep(0.1)
-                assert not publishing.done() and len(server.requests) == before + 9, "it waits for the turns"
+                assert not publishing.done() and len(server.requests) == before + 6, "it waits for the turns"
             else:
                 publishing.result()
                 assert not writing.done()
@@ -332,7 +335,7 @@ def test_what_a_killed_run_left_is_taken_away_when_it_goes_on(world: World, serv
     ],
 )
 def test_a_server_that_was_started_wrongly_is_told_how_to_start_it(option: dict[str, Any], said: str, tmp_path: Path):
-    server = FakeVLLM(copy.deepcopy(model("qwen3")), tokenizer(), **option).start()
+    server = FakeVLLM(copy.deepcopy(base()), tokenizer(), **option).start()
     missing = [fact for fact in check_server(server.url) if fact.state == "missing"]
     assert len(missing) == 1 and said.split(" ")[-1].strip("-") in missing[0].cure, "and doctor says so before"
     world = World(tmp_path / "adapters", [server], wait_s=60)
@@ -360,7 +363,7 @@ def test_the_command_that_is_printed_has_what_doctor_asks_for():
 
 
 def test_a_server_of_another_policy_is_not_taken_in(tmp_path: Path):
-    server = FakeVLLM(model("qwen3", seed=1), tokenizer()).start()
+    server = FakeVLLM(base(seed=1), tokenizer()).start()
     world = World(tmp_path / "adapters", [server], wait_s=0.2)
     with pytest.raises(ServerRefusal, match=r"with other weights or in another precision: its log-probs differ by \d"):
         world.agent.publish(0)

@@ -33,7 +33,7 @@ from .models import model, tokenizer
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("base")
-    model("qwen3").save_pretrained(folder)
+    model("qwen3", layers=1).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 
@@ -156,10 +156,10 @@ def test_a_conversation_that_cannot_be_used_is_said_with_its_line(tmp_path, line
 
 
 def test_the_adapters_learn_and_are_saved_with_the_run_recorded(base, tmp_path):
-    run = config(base, tmp_path, max_steps=24, learning_rate=1e-2, epochs=20)
+    run = config(base, tmp_path, max_steps=16, save_every=8, learning_rate=2e-2, epochs=20)
     assert train(run, tmp_path)
     recorded = losses(tmp_path)
-    assert [step for step, _ in recorded] == list(range(1, 25))
+    assert [step for step, _ in recorded] == list(range(1, 17))
     assert recorded[-1][1] < 0.8 * recorded[0][1]
 
     policy, _ = load_policy(run.model, adapters=str(tmp_path / "adapters"), trainable=False)
@@ -176,7 +176,7 @@ def test_the_adapters_learn_and_are_saved_with_the_run_recorded(base, tmp_path):
     try:
         events = {event.kind for event in reader.events()}
         assert {"phase", "eval", "checkpoint"} <= events
-        assert [step for step, _ in reader.metrics.points("success/eval_greedy")] == [0, 24]
+        assert [step for step, _ in reader.metrics.points("success/eval_greedy")] == [0, 16]
     finally:
         reader.close()
 

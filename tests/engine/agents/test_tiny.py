@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.policies import build
 from benchmarks.policies.curriculum import HABITS, spelling
 from grpo_tui.engine.agents.chat import ChatBridge
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.demonstration.visual import VisualEnv
 from grpo_tui.engine.demonstration.visual.questions import QUESTIONS
 
@@ -58,8 +59,11 @@ def test_spelling_lessons_answer_what_was_read():
 
 
 @pytest.mark.slow
-def test_the_command_makes_a_policy_that_loads(tmp_path, capsys):
+def test_the_command_makes_a_policy_that_loads(tmp_path, capsys, monkeypatch):
     # Its own environment, small: what is held is that every part is made and fits together.
+    # A policy that learnt nothing ends no turn, so that its turns are cut short.
+    short = {"max_turn_tokens": 6, "max_trajectory_tokens": 512}
+    monkeypatch.setattr(build, "TransformersAgent", lambda *parts, **limits: TransformersAgent(*parts, **short))
     arguments = ["--output", str(tmp_path), "--lessons", "16", "--base-steps", "2", "--habit-steps", "1"]
     arguments += ["--comparison-steps", "1"]
     build.main(build.build, tmp_path, [*arguments, "--held-out", "2"])

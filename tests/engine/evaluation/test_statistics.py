@@ -74,8 +74,16 @@ def test_pass_k_is_the_share_over_all_choices_of_samples(n: int, data: st.DataOb
     assert pass_hat_k(n, c, k) == pytest.approx(float(Fraction(sum(map(all, choices)), len(choices))))
 
 
-@pytest.mark.parametrize(("tasks", "samples"), [(100, 1), (60, 4), (100, 8)])
-@pytest.mark.parametrize("truth", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize(
+    ("tasks", "samples", "truth"),
+    [
+        *((100, 1, truth) for truth in (0.2, 0.5)),
+        *((60, 4, truth) for truth in (0.2, 0.5, 0.8)),
+        (100, 8, 0.2),
+        # With failures and successes exchanged these are cases above, and the number of samples changes no path.
+        *(pytest.param(*case, marks=pytest.mark.stress) for case in ((100, 1, 0.8), (100, 8, 0.5), (100, 8, 0.8))),
+    ],
+)
 def test_intervals_contain_the_truth_in_93_to_97_of_100_cases(tasks: int, samples: int, truth: float) -> None:
     """Tasks differ: each has a success rate of its own, drawn around the truth."""
     source = random.Random(tasks + samples)
