@@ -322,7 +322,7 @@ def test_the_key_in_a_terminal(world: Path) -> None:
         screen.see("step 1/2")
         screen.press("b")
         screen.see("branch-mine-7-1", within=120)
-        text = screen.see("before   16/16", "after    16/16", "worth", "1 of 32", within=120)
+        text = screen.see("before   16/16", "after    16/16", "│ value ", "1 of 32", within=120)
         assert "step 1 of rollout 7 · policy mine@base" in text and "advantage in training" in text
         screen.press("\r")
         screen.see("step 1/2", "branch-mine-7-1")
