@@ -114,7 +114,7 @@ def _check(folder: Path) -> tuple[list[str], int]:
         code = grpo_tui(["check", "run", "--recompute", "--runs-dir", str(folder / "runs")])
     print(printed.getvalue(), file=sys.stderr)
     lines = printed.getvalue().splitlines() or [""]
-    if "numbers computed again" not in lines[-1]:
+    if "numbers recomputed" not in lines[-1]:
         raise RuntimeError(f"the check ended with {code}")
     return [line for line in lines if line.startswith("wrong: ")], int(lines[-1].split()[0].replace(",", ""))
 

@@ -227,7 +227,8 @@ def test_common_models_act_on_a_cache_of_rows(architecture, attention):
 
 def test_models_that_act_otherwise_than_they_learn_are_refused_in_one_sentence():
     agent = TransformersAgent(model_of_type("rwkv"), tokenizer())
-    with pytest.raises(UnsupportedModelError, match=r"^RwkvForCausalLM gives other log-probs .* choose another model$"):
+    said = r"^RwkvForCausalLM gives different log-probs .* choose another model$"
+    with pytest.raises(UnsupportedModelError, match=said):
         agent.start([user("x")], 1)
 
 
