@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ def formats_of(options: Options) -> tuple[Format, ...]:
     Raises DumpError if a file of the user cannot be used.
     """
     custom = [_from_file(Path(p)) for p in options.importers]
-    custom += [_from_entry_point(e) for e in entry_points(group=ENTRY_POINTS)]
+    custom += [_from_entry_point(e) for e in _installed(tuple(map(_state, sys.path)))]
     if options.keys:
         custom.append(GENERIC.with_keys(options.keys))
     return (*custom, *FORMATS)
@@ -133,6 +135,22 @@ def _from_file(path: Path) -> Format:
     except Exception as error:  # the user's code
         raise DumpError(f"the importer {path} cannot be loaded ({type(error).__name__}: {error})") from error
     return _checked(module, str(path))
+
+
+def _state(folder: str) -> tuple[str, int, int]:
+    """Return what changes when a package is installed in a folder of `sys.path`."""
+    try:
+        found = os.stat(folder or ".")
+    except OSError:
+        return folder, 0, 0
+    return folder, found.st_ino, found.st_mtime_ns
+
+
+@lru_cache(1)
+def _installed(path: tuple[tuple[str, int, int], ...]) -> EntryPoints:
+    """Return the importers of installed packages. The search reads a file of every package, so it is done again only
+    when `path`, the states of `sys.path`, differs."""
+    return entry_points(group=ENTRY_POINTS)
 
 
 def _from_entry_point(entry: Any) -> Format:
