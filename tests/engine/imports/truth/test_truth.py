@@ -23,10 +23,11 @@ WRITERS = (*TRAINERS, *AGENTS, *ENVIRONMENTS)
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
+@pytest.mark.parametrize("examples", [6, pytest.param(100, marks=pytest.mark.stress)])
 @pytest.mark.parametrize("writer", WRITERS, ids=str)
-def test_the_importer_returns_the_scenario(writer: Writer):
+def test_the_importer_returns_the_scenario(writer: Writer, examples: int):
     @settings(
-        max_examples=12,
+        max_examples=examples,
         deadline=None,
         suppress_health_check=SLOW,
         derandomize=True,
