@@ -66,6 +66,10 @@ LIGHT = (
 VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 """What the libraries read when they are imported."""
 
+ANEW = "IMPORT_ANEW"
+"""A process with this variable imports the product again: another copy of it, or with another `sitecustomize`. The
+libraries stay imported."""
+
 _address: str | None = None
 _light_address: str | None = None
 _nested = False
@@ -392,6 +396,14 @@ def _end(code: int) -> NoReturn:
     os._exit(code & 0xFF)
 
 
+def _import_anew() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("grpo_tui", "sitecustomize")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("sitecustomize")
+
+
 def _become(request: dict[str, Any], files: Sequence[int]) -> int:
     """Be the program that was asked for; gives its exit code."""
     if request["session"]:
@@ -417,6 +429,8 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> int:
         *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
         *sys.path[1:],
     ]
+    if ANEW in os.environ:
+        _import_anew()
     try:
         if kind == "-m":
             sys.argv = words

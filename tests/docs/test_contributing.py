@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import train
+from tests.forked import ANEW, forked_processes, train
 
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"```python\n# file: (\S+)\n(.*?)```", re.S)
@@ -42,8 +42,9 @@ def trained(folder: Path, settings: tuple[str, ...], **environment: str) -> Path
     """The folder of a run of one step, trained by the program's own command."""
     words = [word for setting in (*SETTINGS, *settings) for word in ("--set", setting)]
     command = [sys.executable, "-m", "grpo_tui.tui.cli", "train", "--headless", "--runs-dir", "runs", *words]
-    settings_of = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment}
-    answer = subprocess.run(command, cwd=folder, env=settings_of, capture_output=True, text=True, timeout=400)
+    settings_of = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", ANEW: "1", **environment}
+    with forked_processes():
+        answer = subprocess.run(command, cwd=folder, env=settings_of, capture_output=True, text=True, timeout=400)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     (run,) = (p for p in (folder / "runs").iterdir() if (p / "record.sqlite").exists())
     return run
@@ -140,8 +141,9 @@ def test_what_comes_with_the_package_trains_by_its_name(package: Path, tmp_path:
     (*_, said) = equation(formula, 0, formula.advantage(0))
     assert said.startswith("the rewards from this step on, each counting half") or "equal" in said
     command = [sys.executable, "-m", "grpo_tui.tui.entry", "check", "--recompute", str(run)]
-    environment = {**os.environ, "PYTHONPATH": str(package)}
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(package), ANEW: "1"}
+    with forked_processes():
+        checked = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True)
     assert " 0 wrong" in checked.stdout and "returns that are compared" not in checked.stdout
 
 

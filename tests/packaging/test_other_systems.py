@@ -10,9 +10,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+
+from tests.forked import ANEW, forked_processes
 
 HERE = Path(__file__).parent
 PEERS = HERE.parent / "engine" / "imports" / "peer_dumps"
@@ -53,29 +57,57 @@ TRAINING = (
 SIMULATED = sys.platform == "linux"
 
 
+class System:
+    """A folder on a system. On a simulated one, commands are forks of one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.name = folder, folder.name
+        path = os.pathsep.join(map(str, (HERE / "other_system", ROOT / "typings", ROOT) if SIMULATED else (ROOT,)))
+        system = {"OTHER_SYSTEM": self.name, "XDG_CACHE_HOME": str(folder / "cache")}
+        self.environment = {**os.environ, "PYTHONPATH": path, **system}
+        self._server = self._start("import commands; commands.serve()", stdin=subprocess.PIPE) if SIMULATED else None
+
+    def python(self, code: str, *arguments: str, found: int = 0) -> str:
+        """What a process prints that runs `code`; `found`: another exit code that is right."""
+        if self._server is None:
+            process = self._start(code, *arguments, stderr=subprocess.PIPE)
+            out, err = process.communicate(timeout=120)
+            return checked(process.returncode, out, err, found)
+        assert self._server.stdin is not None and self._server.stdout is not None
+        files = [self.folder.parent / name for name in ("out", "err")]
+        print(json.dumps([code, arguments, list(map(str, files))]), file=self._server.stdin, flush=True)
+        return checked(int(self._server.stdout.readline()), *(file.read_text() for file in files), found)
+
+    def _start(self, *words: str, **files: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            **files,
+        )
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.communicate()
+
+
+def checked(code: int, out: str, err: str, found: int) -> str:
+    """What was printed, by a process that ended well."""
+    assert code in (0, found) and "Traceback" not in err, out + err
+    return out or err
+
+
 @pytest.fixture(scope="module", params=["windows", "macos"] if SIMULATED else [sys.platform])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder named by the system, with a run that the recorder made there."""
-    made = tmp_path_factory.mktemp("system") / request.param
-    made.mkdir()
-    python(made, RECORDING)
-    return made
-
-
-def python(folder: Path, code: str, *arguments: str, found: int = 0) -> str:
-    path = os.pathsep.join(map(str, (HERE / "other_system", ROOT / "typings", ROOT) if SIMULATED else (ROOT,)))
-    system = {"OTHER_SYSTEM": folder.name, "XDG_CACHE_HOME": str(folder / "cache")}
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, **system},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode in (0, found) and "Traceback" not in done.stderr, done.stdout + done.stderr
-    return done.stdout or done.stderr
+def system(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A system, in a folder with a run that the recorder made there."""
+    folder = tmp_path_factory.mktemp("system") / request.param
+    folder.mkdir()
+    made = System(folder)
+    made.python(RECORDING)
+    yield made
+    made.close()
 
 
 HARNESS = {
@@ -100,11 +132,10 @@ refused = ("pathlib.Path('/proc/cpuinfo').read_text()", "os.readlink('/proc/self
 
 
 @pytest.mark.skipif(not SIMULATED, reason="this is another system")
-def test_the_harness_shows_another_system(folder: Path) -> None:
-    python(
-        folder,
+def test_the_harness_shows_another_system(system: System) -> None:
+    system.python(
         "__name__ = 'grpo_tui'"
-        + HARNESS[folder.name]
+        + HARNESS[system.name]
         + """
 for wrong in refused:
     try:
@@ -116,40 +147,50 @@ for wrong in refused:
     )
 
 
-def test_a_recorded_run_is_listed_filtered_checked_and_exported(folder: Path) -> None:
-    assert "mine" in python(folder, MAIN, "runs")
-    found = python(folder, MAIN, "inspect", "mine", "--filter", "reward>0.5", "--json")
+def test_a_recorded_run_is_listed_filtered_checked_and_exported(system: System) -> None:
+    assert "mine" in system.python(MAIN, "runs")
+    found = system.python(MAIN, "inspect", "mine", "--filter", "reward>0.5", "--json")
     assert len(found.splitlines()) == 3
-    python(folder, MAIN, "check", "mine", found=1)
-    python(folder, MAIN, "note", "mine", json.loads(found.splitlines()[0])["id"], "good")
-    python(folder, MAIN, "export", "mine", "--out", "rollouts.jsonl")
-    assert len((folder / "rollouts.jsonl").read_text().splitlines()) == 12
+    system.python(MAIN, "check", "mine", found=1)
+    system.python(MAIN, "note", "mine", json.loads(found.splitlines()[0])["id"], "good")
+    system.python(MAIN, "export", "mine", "--out", "rollouts.jsonl")
+    assert len((system.folder / "rollouts.jsonl").read_text().splitlines()) == 12
 
 
 @pytest.mark.parametrize("dump", ["trl", "verifiers-v1", "inspect-ai"])
-def test_dumps_of_other_frameworks_are_indexed_and_checked(folder: Path, dump: str) -> None:
-    kept = shutil.copytree(PEERS / dump, folder / dump)
+def test_dumps_of_other_frameworks_are_indexed_and_checked(system: System, dump: str) -> None:
+    kept = shutil.copytree(PEERS / dump, system.folder / dump)
     for _ in ("indexed", "opened again"):
-        facts = json.loads(python(folder, MAIN, "inspect", str(kept), "--json"))["run"]["facts"]
+        facts = json.loads(system.python(MAIN, "inspect", str(kept), "--json"))["run"]["facts"]
         assert facts["rollouts"] > 0
-    python(folder, MAIN, "check", str(kept), found=1)
+    system.python(MAIN, "check", str(kept), found=1)
 
 
-def test_the_app_steps_through_a_run(folder: Path) -> None:
-    assert "stepped" in python(folder, STEPPING)
+def test_the_app_steps_through_a_run(system: System) -> None:
+    assert "stepped" in system.python(STEPPING)
 
 
 @pytest.mark.slow
-def test_a_training_starts(folder: Path) -> None:
+def test_a_training_starts(system: System) -> None:
     settings = [word for setting in TRAINING for word in ("--set", setting)]
-    said = python(folder, MAIN, "train", "--headless", "--run-id", "small", *settings)
+    train = [sys.executable, "-m", "grpo_tui.tui.entry", "train", "--headless", "--run-id", "small", *settings]
+    with forked_processes() if SIMULATED else nullcontext():
+        done = subprocess.run(
+            train,
+            cwd=system.folder,
+            env={**system.environment, ANEW: "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    said = checked(done.returncode, done.stdout, done.stderr, 0)
     assert "finished at step 1" in said, said
-    assert (folder / "adapters" / "adapter_model.safetensors").exists()
-    assert "small" in python(folder, MAIN, "inspect", "small", "--json")
+    assert (system.folder / "adapters" / "adapter_model.safetensors").exists()
+    assert "small" in system.python(MAIN, "inspect", "small", "--json")
 
 
-def test_serving_with_learning_is_refused_on_windows_in_one_sentence(folder: Path) -> None:
-    if folder.name in ("windows", "win32"):
-        said = python(folder, MAIN, "online", "--headless", "--run-id", "served", found=2)
+def test_serving_with_learning_is_refused_on_windows_in_one_sentence(system: System) -> None:
+    if system.name in ("windows", "win32"):
+        said = system.python(MAIN, "online", "--headless", "--run-id", "served", found=2)
         assert said.count("\n") == 1 and "Linux or macOS" in said, said
-        assert not (folder / "runs" / "served").exists()
+        assert not (system.folder / "runs" / "served").exists()
