@@ -65,27 +65,29 @@ class System:
         path = os.pathsep.join(map(str, (HERE / "other_system", ROOT / "typings", ROOT) if SIMULATED else (ROOT,)))
         system = {"OTHER_SYSTEM": self.name, "XDG_CACHE_HOME": str(folder / "cache")}
         self.environment = {**os.environ, "PYTHONPATH": path, **system}
-        self._server = self._start("import commands; commands.serve()", stdin=subprocess.PIPE) if SIMULATED else None
+        self._server = self._start("import commands; commands.serve()") if SIMULATED else None
 
     def python(self, code: str, *arguments: str, found: int = 0) -> str:
         """What a process prints that runs `code`; `found`: another exit code that is right."""
         if self._server is None:
-            process = self._start(code, *arguments, stderr=subprocess.PIPE)
+            process = self._start(code, *arguments)
             out, err = process.communicate(timeout=120)
             return checked(process.returncode, out, err, found)
         assert self._server.stdin is not None and self._server.stdout is not None
         files = [self.folder.parent / name for name in ("out", "err")]
         print(json.dumps([code, arguments, list(map(str, files))]), file=self._server.stdin, flush=True)
-        return checked(int(self._server.stdout.readline()), *(file.read_text() for file in files), found)
+        code_of_exit = int(self._server.stdout.readline())
+        return checked(code_of_exit, files[0].read_text(), files[1].read_text(), found)
 
-    def _start(self, *words: str, **files: int) -> subprocess.Popen[str]:
+    def _start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-c", *words],
             cwd=self.folder,
             env=self.environment,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            **files,
         )
 
     def close(self) -> None:

@@ -21,7 +21,6 @@ from grpo_tui.engine.runs.types import RunInfo
 TRAINER = """
 import json, os, sys, time
 from pathlib import Path
-from grpo_tui.engine.launch.settings import read_config
 from grpo_tui.engine.runs.control.requests import ControlChannel
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write.writer import RunWriter
@@ -34,7 +33,10 @@ if kind == "loads for ever":
     time.sleep(1000)
 if kind == "dies early":
     raise SystemExit("no such thing as a model")
-secret = read_config(run_dir).environment.config.get("api_key")
+secret = None
+if "api_key:" in (run_dir / "config.yaml").read_text():  # the import takes longer than all others
+    from grpo_tui.engine.launch.settings import read_config
+    secret = read_config(run_dir).environment.config.get("api_key")
 step = 0
 if resume:
     with RunReader(run_dir) as reader:

@@ -31,6 +31,7 @@ def _run(code: str, arguments: list[str], files: list[str]) -> int:
     try:
         exec(code, {"__name__": "__main__"})
     except SystemExit as end:
+        assert end.code is None or isinstance(end.code, int)
         return end.code or 0
     except BaseException:
         traceback.print_exc()
