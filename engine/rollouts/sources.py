@@ -7,19 +7,16 @@ the prompt, the row's columns for reward functions, its number from 1, and wheth
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
-import pyarrow.parquet as parquet
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets.utils.logging import disable_progress_bar, set_verbosity
 
@@ -27,6 +24,7 @@ from ...configs.checks import FILES, is_path
 from ...configs.sections import DataConfig
 from ...configs.sections.data import holds_tasks
 from ...envs.user_code import one_line
+from .files import SourceTable, json_rows, kind_of, table_of_file
 from .runner import DataError
 
 logger = logging.getLogger(__name__)
@@ -39,7 +37,6 @@ HOLD_OUT = 10
 """One row in this many is held out for evaluation if the configuration names no split for it."""
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
-_NUMBER = re.compile(r"\s*[+-]?(?:(?:0|[1-9]\d{0,299})(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
 
 Task = dict[str, Any]
 """A row as a task: JSON, as stored in the record."""
@@ -82,16 +79,8 @@ def _tasks_of_environments(config: DataConfig, source: str, split: str) -> list[
         rows = enumerate(read_table(config, source, split).rows, 1)
     else:
         _check_plain(config, source, split)
-        rows = _json_rows(source, path)
+        rows = json_rows(source, path)
     return [{**row, "row": number} for number, row in rows]
-
-
-@dataclass(frozen=True)
-class SourceTable:
-    """The rows of a source. Each has all columns."""
-
-    columns: list[str]
-    rows: Sequence[Mapping[str, object]]
 
 
 def read_table(config: DataConfig, source: str, split: str) -> SourceTable:
@@ -112,7 +101,7 @@ def read_table(config: DataConfig, source: str, split: str) -> SourceTable:
         raise DataError(f"there is no file {source} (looked from {Path.cwd()})")
     if path.is_file():
         _check_plain(config, source, split)
-        return _table_of_file(source, path)
+        return table_of_file(source, path)
     try:
         revision = config.revision
         found = load_from_disk(str(path)) if path.is_dir() else load_dataset(source, config.name, revision=revision)
@@ -125,22 +114,6 @@ def read_table(config: DataConfig, source: str, split: str) -> SourceTable:
     else:
         found = found[split]
     return SourceTable(list(found.column_names), cast("Sequence[Mapping[str, object]]", found))
-
-
-def _table_of_file(source: str, path: Path) -> SourceTable:
-    """Read a file without `datasets`, which would turn text that looks like a date into one, 42 next to 2.5 into 42.0,
-    007 into 7 and NA into nothing, and treats brackets in a path as a pattern."""
-    if path.suffix == ".csv":
-        return _csv_table(source, path)
-    if path.suffix == ".parquet":
-        try:
-            found = parquet.ParquetFile(path).read()
-            return SourceTable(found.column_names, found.to_pylist())
-        except Exception as problem:  # pyarrow raises various errors
-            raise DataError(f"{source} cannot be read: {one_line(problem)[:200]}") from problem
-    rows = [row for _, row in _json_rows(source, path)]
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    return SourceTable(columns, [{column: row.get(column) for column in columns} for row in rows])
 
 
 def _check_plain(config: DataConfig, source: str, split: str) -> None:
@@ -239,7 +212,7 @@ class TaskMaker:
             raise DataError(f"{where}: {self.prompt} is empty")
         if not isinstance(prompt, list):
             raise DataError(
-                f"{where}: {self.prompt} must be text or a list of messages, not {_kind(prompt)}; data.prompt names "
+                f"{where}: {self.prompt} must be text or a list of messages, not {kind_of(prompt)}; data.prompt names "
                 "another column"
             )
         messages: list[dict[str, str]] = []
@@ -303,11 +276,9 @@ def _plain(value: Any, where: str, column: str) -> object:
         return [_plain(v, where, column) for v in value]
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise DataError(f"{where}: the column {column} contains {_kind(value)}, which is neither text nor numbers; drop it")
-
-
-def _kind(value: object) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
+    raise DataError(
+        f"{where}: the column {column} contains {kind_of(value)}, which is neither text nor numbers; drop it"
+    )
 
 
 def _prompt_key(task: Task) -> str:
@@ -332,82 +303,6 @@ def _explain(source: str, path: Path, problem: Exception) -> str:
         f"the dataset {source} is not available from the hub, and there is no such file ({reason}); check its name and "
         "the network, or name a file"
     )
-
-
-def _csv_table(source: str, path: Path) -> SourceTable:
-    """Read a CSV file. Raises DataError."""
-    csv.field_size_limit(2**31 - 1)  # prompts may exceed the default of 131,072 characters
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            header, *lines = [cells for cells in csv.reader(file) if cells] or [[]]
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{source} is not UTF-8 text") from problem
-    for number, cells in enumerate(lines, 1):
-        if len(cells) != len(header):
-            raise DataError(f"{source}, row {number}: {len(cells)} cells, but the header has {len(header)}")
-    columns: dict[str, list[object]] = {}
-    for i, name in enumerate(header):
-        again = f".{header[:i].count(name)}" if name in header[:i] else ""
-        columns[(name or f"Unnamed: {i}") + again] = _values([cells[i] for cells in lines])
-    return SourceTable(
-        list(columns), [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    )
-
-
-def _values(cells: Sequence[str]) -> list[object]:
-    """Parse a CSV column as numbers or booleans if all cells are, else keep them as text. An empty cell becomes
-    None."""
-    written = [cell for cell in cells if cell]
-    if all(map(_NUMBER.fullmatch, written)):
-        return [None if not cell else float(cell) if set(cell) & set(".eE") else int(cell) for cell in cells]
-    if all(cell.lower() in ("true", "false") for cell in written):
-        return [cell.lower() == "true" if cell else None for cell in cells]
-    return [cell or None for cell in cells]
-
-
-def _json_rows(source: str, path: Path) -> list[tuple[int, dict[str, object]]]:
-    """Return the objects of a JSON file, a list or one per line, with their numbers. Raises DataError."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{source} is not UTF-8 text") from problem
-    try:
-        found = _parsed(text)
-        rows = list(enumerate(found if isinstance(found, list) else [found], 1))
-    except ValueError as problem:
-        if text.strip() and path.suffix == ".json" and getattr(problem, "msg", "") != "Extra data":
-            raise DataError(f"{source} is not JSON: {problem}") from problem
-        rows = list(_json_lines(source, text))
-    for number, row in rows:
-        if not isinstance(row, dict):
-            raise DataError(f"{source}, row {number}: a row must be a JSON object, not {_kind(row)}")
-    return rows
-
-
-def _json_lines(source: str, text: str) -> Iterable[tuple[int, Any]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                yield number, _parsed(line)
-            except ValueError as problem:
-                raise DataError(f"{source}, row {number}: not JSON ({problem})") from problem
-
-
-def _parsed(text: str) -> Any:
-    """Parse JSON. Raises ValueError, also for a duplicate key and for text that cannot be UTF-8."""
-    found = json.loads(text, object_pairs_hook=_unique_keys)
-    if "\\u" in text:  # JSON allows halves of a surrogate pair
-        json.dumps(found, ensure_ascii=False).encode()
-    return found
-
-
-def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return an object with unique keys. Raises ValueError."""
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)} occurs twice")
-    return mapping
 
 
 def _json_kind(value: Any) -> str:
