@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, Literal, cast
 
 from ..configs.errors import GrpoTuiError
@@ -326,20 +326,7 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
     except UserCodeError as problem:
         raise RewardFunctionError(f"environment.reward_funcs: {problem}") from problem
     if found is None:
-        functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-        if not functions:  # a package that imports its functions lazily
-            functions = [n for n in dir(module) if not n.startswith("_")]
-        near = difflib.get_close_matches(name, functions, 1, 0.6)
-        raise RewardFunctionError(
-            f'"{path}": there is no {name}'
-            + (
-                f"; did you mean {near[0]}?"
-                if near
-                else f"; it has {', '.join(functions)}"
-                if functions
-                else " and no other function"
-            )
-        )
+        raise RewardFunctionError(f'"{path}": there is no {name}{_hint(name, module)}')
     if inspect.isclass(found) or not callable(found):
         raise RewardFunctionError(f'"{path}" is {_shown(found)}, not a function `f(completions, **kwargs)`')
     try:
@@ -364,6 +351,16 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
         None if anything else frozenset(taken),
         tuple(p.name for p in parameters_by_name if p.default is p.empty),
     )
+
+
+def _hint(name: str, module: ModuleType) -> str:
+    """Return the rest of a sentence about a missing function: the most similar one of the module, or all of them."""
+    functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+    if not functions:  # a package that imports its functions lazily
+        functions = [n for n in dir(module) if not n.startswith("_")]
+    if near := difflib.get_close_matches(name, functions, 1, 0.6):
+        return f"; did you mean {near[0]}?"
+    return f"; it has {', '.join(functions)}" if functions else " and no other function"
 
 
 def _together(waiting: Iterable[Coroutine[object, object, object]]) -> list[object]:

@@ -11,7 +11,7 @@ import typer
 
 from .common import ExitCode, Home, SetOption, fail, say, warn
 from .config import ConfigArgument, chosen_lines, load
-from .train import DatasetOption, HeadlessOption, ModelOption, RewardOption, RunIdOption, own, watch
+from .train import DatasetOption, HeadlessOption, ModelOption, RewardOption, RunIdOption, given_options, own, watch
 
 
 def online(
@@ -57,8 +57,7 @@ def online(
         fail(f"--requests: there is no file {requests}; give a JSONL file, or - for standard input", ExitCode.USAGE)
     if model and not (config or dataset):
         options |= _conversations(model, set_ or ())
-    options_by_key = {"online.requests": ("--requests", requests), "online.serve": ("--serve", serve)}
-    options |= {key: option for key, option in options_by_key.items() if option[1] is not None}
+    options |= given_options({"online.requests": ("--requests", requests), "online.serve": ("--serve", serve)})
     source = str(Path(old.path) / "config.yaml") if old is not None else config
     settings = load(source, set_, "online", options=options, paths=old is None)
     piped = settings.online.requests == "-"

@@ -167,11 +167,17 @@ def _shorten(settings: RunConfig) -> None:
 
 def own(model: str | None, dataset: str | None, reward: list[str] | None) -> dict[str, tuple[str, object]]:
     """Return the values of `--model`, `--dataset` and `--reward`, by key of the configuration."""
-    options: dict[str, tuple[str, object]] = {
-        "model.base": ("--model", model),
-        "data.source": ("--dataset", dataset),
-        "environment.reward_funcs": ("--reward", reward),
-    }
+    return given_options(
+        {
+            "model.base": ("--model", model),
+            "data.source": ("--dataset", dataset),
+            "environment.reward_funcs": ("--reward", reward),
+        }
+    )
+
+
+def given_options(options: Mapping[str, tuple[str, object]]) -> dict[str, tuple[str, object]]:
+    """Return the options that have a value, by key of the configuration."""
     return {key: option for key, option in options.items() if option[1] is not None}
 
 
