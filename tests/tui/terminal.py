@@ -54,4 +54,48 @@ def until(screen: Any, holds: Callable[[], bool], within: float = 30.0) -> None:
     end = time.monotonic() + within
     while not holds():
         assert time.monotonic() < end, f"waited {within} s; the screen is\n{screen.text}"
-        screen.settle(0.05, 0.2)
+        if not screen._pump(0.05):
+            time.sleep(0.05)
+
+
+_TELLING = f"""
+import asyncio, sys
+sys.path.append({str(Path(__file__).parents[2])!r})
+from pathlib import Path
+from textual.binding import Binding
+from textual.widgets import Input
+from grpo_tui.tui.app import app
+from grpo_tui.tui.app.destinations import Trajectories
+from tests.tui.rest import at_rest
+
+class Telling(app.GrpoApp):
+    # writes a mark that no terminal shows once it has answered all keys before f12
+
+    CSS_PATH = Path(app.__file__).with_name("app.tcss")
+    BINDINGS = [Binding("f12", "tell", priority=True)]
+
+    def action_tell(self):
+        self.telling = asyncio.create_task(self.tell())
+
+    async def tell(self):
+        for box in self.screen.query(Input):
+            box.cursor_blink = False
+        await at_rest(self)
+        self._driver.write("\\x1b]777;settled\\x07")
+        self._driver.flush()
+
+app.GrpoApp = Telling
+"""
+TELLING = _TELLING + "run = Path(sys.argv[1]); Telling(run.parent, Trajectories(run)).run()"
+"""The trajectories of a run in an app that tells when it has answered (`settled`)."""
+TELLING_COMMAND = _TELLING + "from grpo_tui.tui.entry import main; main()"
+"""`grpo-tui …` whose app tells when it has answered."""
+_SETTLED = b"\x1b]777;settled\x07"
+
+
+def settled(screen: Any, keys: str = "") -> str:
+    """Press keys and wait until an app that tells it has answered them; the screen afterwards."""
+    marks = screen.raw.count(_SETTLED)
+    screen.press(keys + "\x1b[24~")
+    until(screen, lambda: screen.raw.count(_SETTLED) > marks)
+    return screen.text

@@ -13,7 +13,7 @@ from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
 
 from .drive import running, settle
-from .terminal import app_terminal
+from .terminal import TELLING_COMMAND, app_terminal, settled
 
 PEERS = Path(__file__).parents[1] / "engine" / "imports" / "peer_dumps"
 
@@ -34,38 +34,38 @@ def test_a_person_looks_into_what_another_framework_wrote(
     shutil.copytree(PEERS / dump, kept)
     kept.chmod(0o755)
     variables = {"XDG_STATE_HOME": tmp_path, "GRPO_TUI_RUNS": tmp_path / "runs"}
-    with app_terminal("-m", "grpo_tui.tui.entry", "inspect", str(kept), cwd=tmp_path, variables=variables) as screen:
+    with app_terminal("-c", TELLING_COMMAND, "inspect", str(kept), cwd=tmp_path, variables=variables) as screen:
         screen.see("1 of 24", "reward")
-        screen.settle()
+        settled(screen)
         screen.press("f")
-        screen.settle()
+        settled(screen)
         screen.press(f"{damaged}\r")
         screen.see(f"· {damaged}")
-        screen.settle()
+        settled(screen)
         screen.press("\r")
         screen.see("├─ steps")
         for _ in range(8):  # to the turn at which it went wrong
-            if problem in screen.settle():
+            if problem in settled(screen):
                 break
             screen.press("l")
         assert problem in screen.text, screen.text
         screen.press("d")
         screen.see("diff", "group")
-        screen.settle()
+        settled(screen)
         screen.press("\x1b")
         screen.see("step ")
-        screen.settle()  # two escapes at once are another key
+        settled(screen)  # two escapes at once are another key
         screen.press("\x1b")
         screen.see(f"trajectories · {damaged}")
-        screen.settle()
+        settled(screen)
         screen.press("c")
         screen.see("of 24")
-        screen.settle()
+        settled(screen)
         screen.press("/")
-        screen.settle()
+        settled(screen)
         screen.press("square\r")
         screen.see("“square”", "of 12")
-        screen.settle()
+        settled(screen)
         screen.press("q")
         assert screen.wait() == 0
 
@@ -125,7 +125,7 @@ async def test_runs_and_dumps_of_other_frameworks_are_compared(runs: Path) -> No
 async def test_the_header_says_how_far_the_index_is(runs: Path, tmp_path: Path) -> None:
     file = tmp_path / "large.jsonl"
     row = json.dumps({"prompt": "p", "completion": "word " * 400, "reward": 1.0, "step": 1})
-    file.write_text(f"{row}\n" * 30_000)
+    file.write_text(f"{row}\n" * 15_000)
     opened = open_dump(file)
     assert opened.more
     async with running(runs, Trajectories(opened.folder)) as app:
@@ -134,19 +134,19 @@ async def test_the_header_says_how_far_the_index_is(runs: Path, tmp_path: Path) 
             await app.pilot.pause(0.05)
             text = app.text
             seen += text.splitlines()[0]
-            if "of 30,000" in text:
+            if "of 15,000" in text:
                 break
-        assert "indexing" in seen and "of 30,000" in text
+        assert "indexing" in seen and "of 15,000" in text
 
 
 async def test_the_header_says_that_the_disk_is_full(runs: Path, tmp_path: Path) -> None:
     file = tmp_path / "large.jsonl"
     row = json.dumps({"prompt": "p", "completion": "word " * 400, "reward": 1.0, "step": 1})
-    file.write_text(f"{row}\n" * 30_000)
+    file.write_text(f"{row}\n" * 15_000)
     opened = open_dump(file)
     largest = max(path.stat().st_size for path in opened.folder.iterdir())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest + (1 << 20), hard))  # the indexer's too
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest + (1 << 18), hard))  # the indexer's too
     try:
         async with running(runs, Trajectories(opened.folder)) as app:
             for _ in range(1000):

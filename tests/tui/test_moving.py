@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -326,17 +326,20 @@ async def test_the_next_rollout_of_a_list_is_read_ahead(run: Path) -> None:
 
 
 async def test_keys_pressed_while_a_rollout_is_read_are_not_lost(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Bodies.trajectory
+    read, go_on = Bodies.trajectory, threading.Event()
 
     def slowly(self: Bodies, id_or_n: str | int) -> TrajectoryRecord:
-        time.sleep(1.0)
+        go_on.wait(30)
         return read(self, id_or_n)
 
     monkeypatch.setattr(Bodies, "trajectory", slowly)
+    go_on.set()
     async with running(run.parent, Stepper(run, 5)) as app:
+        go_on.clear()
         await app.pilot.press("L", "L", "L")
         await app.pilot.pause(0.3)
         assert "reading…" in app.text and "ab12 · 8 of 320" in app.text
+        go_on.set()
         await settle(app.pilot)
         assert app.screen.n == 8
 

@@ -63,7 +63,7 @@ def test_live_opens_what_is_recorded_now(tmp_path: Path) -> None:
     with shell(runs, "live") as screen:
         assert screen.wait() == 3
         said = "".join(screen.text.split())  # where its lines break depends on the folder's name
-        assert "nothingisbeingrecorded" in said and "grpo-tuiinspectold1" in said
+        assert "norunisactive" in said and "grpo-tuiinspectold1" in said
     going = make_run(runs, "new1", steps=2, seed=1, status="running", total_steps=50)
     writer = RunWriter(going, process="training")  # this process writes: the run is alive
     writer.status("running", step=2)

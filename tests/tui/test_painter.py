@@ -27,7 +27,7 @@ from textual.strip import Strip
 from grpo_tui.tui.app.inside_textual import pieces
 from grpo_tui.tui.app.painter import Painter, Unpaintable
 
-from .terminal import app_terminal, until
+from .terminal import TELLING, app_terminal, settled, until
 from .test_hostile import hostile  # noqa: F401  a fixture
 from .test_terminal import OPEN
 
@@ -195,48 +195,9 @@ def test_ever_new_colours_do_not_pile_up() -> None:
     assert [cell[1:3] for cell in shown.cells[0]] == [(f"018f{x:02x}", f"{x:02x}018f") for x in range(WIDTH)]  # type: ignore[index]
 
 
-SETTLED = b"\x1b]777;settled\x07"
-TELLING = """
-import asyncio, sys
-from pathlib import Path
-from textual.binding import Binding
-from textual.pilot import Pilot
-from textual.widgets import Input
-from grpo_tui.tui.app import app
-from grpo_tui.tui.app.destinations import Trajectories
-
-class Telling(app.GrpoApp):
-    # writes a mark that no terminal shows once it has answered all keys before f12
-
-    CSS_PATH = Path(app.__file__).with_name("app.tcss")
-    BINDINGS = [Binding("f12", "tell", priority=True)]
-
-    def action_tell(self):
-        self.telling = asyncio.create_task(self.tell())
-
-    async def tell(self):
-        for box in self.screen.query(Input):
-            box.cursor_blink = False
-        for _ in range(3):
-            await Pilot(self).pause()
-            await self.workers.wait_for_complete([w for w in self.workers if not w.is_finished])
-        await Pilot(self).pause()
-        self._driver.write("\\x1b]777;settled\\x07")
-        self._driver.flush()
-
-run = Path(sys.argv[1])
-Telling(run.parent, Trajectories(run)).run()
-"""
 ESCAPE = "\x1b[27u"
 """Escape in one piece: a bare one is told from the beginning of a sequence by the time that passes."""
 KEYS = ("jjj", "\x04", "f", "reward<5\r", "Gk", "\r", "lL", "t", "tt", "/", ESCAPE, "\x10" + ESCAPE, "?", ESCAPE, "y")
-
-
-def settled(screen: Any, keys: str) -> None:
-    """Press keys and wait until the app has answered them."""
-    marks = screen.raw.count(SETTLED)
-    screen.press(keys + "\x1b[24~")
-    until(screen, lambda: screen.raw.count(SETTLED) > marks)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (150, 45)], ids=lambda s: f"{s[0]}x{s[1]}")

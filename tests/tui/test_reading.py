@@ -299,7 +299,13 @@ async def test_of_a_300_step_rollout_what_matters_is_a_few_keys_away(tmp_path: P
         assert "reward 0.00" in text and "reward 0.25" in text and "They first differ at" in text
 
 
-@pytest.mark.parametrize("size", [(80, 24), (100, 14), (110, 30), (120, 36), (150, 45), (240, 70)])
+@pytest.mark.parametrize(
+    "size",
+    [
+        *((80, 24), (100, 14), (240, 70)),
+        *(pytest.param(size, marks=pytest.mark.stress) for size in ((110, 30), (120, 36), (150, 45))),
+    ],
+)
 async def test_the_text_gets_its_width(kinds: Path, size: tuple[int, int]) -> None:
     async with running(kinds.parent, Stepper(kinds, 1), size=size) as app:
         for keys in ((), ("greater_than_sign",) * 12, ("less_than_sign",) * 24):

@@ -83,18 +83,30 @@ async def test_whole_texts(tmp_path: Path) -> None:
         assert "line 7" not in app.text
 
 
-async def test_a_group_of_one_and_an_unreadable_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "numbers"),
+    [
+        ((20, 6), (17, 18)),
+        ((80, 24), (18, 10**9)),
+        ((300, 90), (17,)),
+        pytest.param((20, 6), (10**9,), marks=pytest.mark.stress),
+        pytest.param((80, 24), (17,), marks=pytest.mark.stress),
+        pytest.param((300, 90), (18, 10**9), marks=pytest.mark.stress),
+    ],
+)
+async def test_a_group_of_one_and_an_unreadable_number(
+    tmp_path: Path, size: tuple[int, int], numbers: tuple[int, ...]
+) -> None:
     run = make_hostile(tmp_path / "runs")
-    for size in ((20, 6), (80, 24), (300, 90)):
-        for n in (17, 18, 10**9):
-            async with running(run.parent, SideBySide(run, n), size=size) as app:
-                check(app.text)
-                await app.press("l", "L", "h", "H", "j", "G", "z", "enter")
-                check(app.text)
-                await app.press("escape")
-                await app.pilot.resize_terminal(100, 30)
-                await app.press()
-                check(app.text)
+    for n in numbers:
+        async with running(run.parent, SideBySide(run, n), size=size) as app:
+            check(app.text)
+            await app.press("l", "L", "h", "H", "j", "G", "z", "enter")
+            check(app.text)
+            await app.press("escape")
+            await app.pilot.resize_terminal(100, 30)
+            await app.press()
+            check(app.text)
 
 
 async def test_from_the_stepper_and_the_groups(run: Path) -> None:

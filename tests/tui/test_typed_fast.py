@@ -6,16 +6,17 @@ import random
 import time
 from pathlib import Path
 
+import pytest
+
 from .test_terminal import terminal
 
-ROUNDS = 30
 
-
-def test_the_order_of_keys_does_not_depend_on_their_pauses(run: Path) -> None:
+@pytest.mark.parametrize("rounds", [12, pytest.param(60, marks=pytest.mark.stress)])
+def test_the_order_of_keys_does_not_depend_on_their_pauses(run: Path, rounds: int) -> None:
     at_random = random.Random(0)
     with terminal(run) as screen:
         screen.see("1 of 320")
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             word = "".join(at_random.sample("abcdefghijklmnopqrstuvwxyz", 6))
             for key in f"/{word}\r":
                 screen.press(key)
