@@ -90,6 +90,8 @@ TELLING = _TELLING + "run = Path(sys.argv[1]); Telling(run.parent, Trajectories(
 """The trajectories of a run in an app that tells when it has answered (`settled`)."""
 TELLING_COMMAND = _TELLING + "from grpo_tui.tui.entry import main; main()"
 """`grpo-tui …` whose app tells when it has answered."""
+ESCAPE = "\x1b[27u"
+"""Escape in one piece: a bare one is told from the beginning of a sequence by the time that passes."""
 _SETTLED = b"\x1b]777;settled\x07"
 
 

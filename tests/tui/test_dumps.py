@@ -13,7 +13,7 @@ from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
 
 from .drive import running, settle
-from .terminal import TELLING_COMMAND, app_terminal, settled
+from .terminal import ESCAPE, TELLING_COMMAND, app_terminal, settled
 
 PEERS = Path(__file__).parents[1] / "engine" / "imports" / "peer_dumps"
 
@@ -34,7 +34,8 @@ def test_a_person_looks_into_what_another_framework_wrote(
     shutil.copytree(PEERS / dump, kept)
     kept.chmod(0o755)
     variables = {"XDG_STATE_HOME": tmp_path, "GRPO_TUI_RUNS": tmp_path / "runs"}
-    with app_terminal("-c", TELLING_COMMAND, "inspect", str(kept), cwd=tmp_path, variables=variables) as screen:
+    words = ("-c", TELLING_COMMAND, "inspect", str(kept))
+    with app_terminal(*words, cwd=tmp_path, forked=False, variables=variables) as screen:
         screen.see("1 of 24", "reward")
         settled(screen)
         screen.press("f")
@@ -52,10 +53,10 @@ def test_a_person_looks_into_what_another_framework_wrote(
         screen.press("d")
         screen.see("diff", "group")
         settled(screen)
-        screen.press("\x1b")
+        screen.press(ESCAPE)
         screen.see("step ")
-        settled(screen)  # two escapes at once are another key
-        screen.press("\x1b")
+        settled(screen)
+        screen.press(ESCAPE)
         screen.see(f"trajectories · {damaged}")
         settled(screen)
         screen.press("c")

@@ -18,7 +18,7 @@ from textual.widget import Widget
 
 import grpo_tui.tui
 
-from .terminal import Terminal
+from .terminal import ESCAPE, Terminal
 
 SEAM = "grpo_tui.tui.app.inside_textual"
 BASES = (App, Screen, ModalScreen, Widget)
@@ -63,8 +63,6 @@ def other(self, requester, callback, *future):
 Screen._push_result_callback = other
 """
 PAINTED = "assert app.painter is not None"
-ESCAPE = "\x1b[27u"
-"""Escape in one piece: a bare one is told from the beginning of a sequence by the time that passes."""
 UNPAINTED = "assert app.painter is None"
 FALLS = "app.painter.paint = lambda *given: given[0].nothing"
 

@@ -27,7 +27,7 @@ from textual.strip import Strip
 from grpo_tui.tui.app.inside_textual import pieces
 from grpo_tui.tui.app.painter import Painter, Unpaintable
 
-from .terminal import TELLING, app_terminal, settled, until
+from .terminal import ESCAPE, TELLING, app_terminal, settled, until
 from .test_hostile import hostile  # noqa: F401  a fixture
 from .test_terminal import OPEN
 
@@ -195,8 +195,6 @@ def test_ever_new_colours_do_not_pile_up() -> None:
     assert [cell[1:3] for cell in shown.cells[0]] == [(f"018f{x:02x}", f"{x:02x}018f") for x in range(WIDTH)]  # type: ignore[index]
 
 
-ESCAPE = "\x1b[27u"
-"""Escape in one piece: a bare one is told from the beginning of a sequence by the time that passes."""
 KEYS = ("jjj", "\x04", "f", "reward<5\r", "Gk", "\r", "lL", "t", "tt", "/", ESCAPE, "\x10" + ESCAPE, "?", ESCAPE, "y")
 
 
