@@ -144,10 +144,10 @@ def stream(folder: Path, arm: str, seed: int, adapters: str, requests: int, sett
     (run_dir / CONFIG_FILE).write_bytes(text)
     write_json(run_dir / "run.json", {"id": run_dir.name, "mode": "online", "created": time.time()})
     began = time.monotonic()
-    module = ["benchmarks.online", "--engine"] if arm == "corrupted" else ["grpo_tui.engine.online", "engine"]
+    module = ["benchmarks.online", "--engine"] if arm == "corrupted" else ["grpo_tui.engine.online.serve.engine"]
     spawn(run_dir, "engine", [sys.executable, "-m", *module, str(run_dir)], environment=secrets)
     if arm != "off":
-        worker = [sys.executable, "-m", "grpo_tui.engine.online", "worker", str(run_dir)]
+        worker = [sys.executable, "-m", "grpo_tui.engine.online.learn.worker", str(run_dir)]
         spawn(run_dir, "worker", worker, environment=secrets)
     finished(run_dir, 1200)
     reader = RunReader(run_dir)

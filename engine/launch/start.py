@@ -33,9 +33,9 @@ from .stop import wait_until_gone
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
 
-MODULES = {"training": ["grpo_tui.engine.training"]}
-PLAY_MODULES = {"play": ["grpo_tui.engine.training.play"]}
-ONLINE_MODULES = {name: ["grpo_tui.engine.online", name] for name in ("engine", "worker")}
+MODULES = {"training": "grpo_tui.engine.training"}
+PLAY_MODULES = {"play": "grpo_tui.engine.training.play"}
+ONLINE_MODULES = {"engine": "grpo_tui.engine.online.serve.engine", "worker": "grpo_tui.engine.online.learn.worker"}
 ENDING_SECONDS = 10.0
 """Resuming waits this long for processes of the run that are about to end."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -198,10 +198,8 @@ def _environment(config: RunConfig) -> str:
     return re.split(r"[./:]", config.environment.class_path)[-1]
 
 
-def _command(
-    module: list[str], run_dir: Path, num_processes: int, accelerate: Path | None, *, resume: bool
-) -> list[str]:
-    program = ["-m", *module, str(run_dir), *(["--resume"] if resume else [])]
+def _command(module: str, run_dir: Path, num_processes: int, accelerate: Path | None, *, resume: bool) -> list[str]:
+    program = ["-m", module, str(run_dir), *(["--resume"] if resume else [])]
     if module not in MODULES.values() or (num_processes == 1 and accelerate is None):
         return [sys.executable, *program]
     options = ["--num_processes", str(num_processes)] if num_processes > 1 or accelerate is None else []

@@ -219,7 +219,8 @@ class ValidationProcess:
         if isinstance(found, dict) and "missing" in found:  # from an earlier start, perhaps with other settings
             with contextlib.suppress(QueueError):
                 self.queue.set(validation=None)
-        command = [sys.executable, "-m", "grpo_tui.engine.online", "validation", str(run_dir), "--child"]
+        module = "grpo_tui.engine.online.learn.validator"
+        command = [sys.executable, "-m", module, str(run_dir), "--child"]
         try:
             return spawn(run_dir, "validation", command, stdin=subprocess.PIPE)
         except OSError:  # a full disk, no memory: try again next time

@@ -79,8 +79,8 @@ def runs_dir(tmp_path: Path) -> Path:
 def start_small(tmp_path: Path, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     for name in ("training", "engine", "worker"):
         (tmp_path / f"small_{name}.py").write_text(TRAINER)
-    monkeypatch.setattr(start, "MODULES", {"training": ["small_training"]})
-    monkeypatch.setattr(start, "ONLINE_MODULES", {"engine": ["small_engine"], "worker": ["small_worker"]})
+    monkeypatch.setattr(start, "MODULES", {"training": "small_training"})
+    monkeypatch.setattr(start, "ONLINE_MODULES", {"engine": "small_engine", "worker": "small_worker"})
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def go(name: str = "", **options: object) -> RunInfo:

@@ -72,7 +72,7 @@ def test_runs_that_get_the_same_name_at_the_same_moment_get_other_names(runs_dir
 def test_it_has_a_session_of_its_own_and_outlives_the_one_that_started_it(start_small, tmp_path: Path, runs_dir: Path):
     code = (
         "import sys\nfrom pathlib import Path\nfrom grpo_tui.configs.schema import RunConfig\n"
-        "from grpo_tui.engine.launch import start\nstart.MODULES = {'training': ['small_training']}\n"
+        "from grpo_tui.engine.launch import start\nstart.MODULES = {'training': 'small_training'}\n"
         "print(start.start_run(RunConfig(), runs_dir=Path(sys.argv[1])).pid)"
     )
     done = subprocess.run(
@@ -321,7 +321,7 @@ def test_several_processes_are_started_by_accelerate(tmp_path: Path):
         assert mine[mine.index("--config_file") + 1] == str(file) and "--num_processes" not in mine
         assert ("--main_process_port" in mine) == port  # machines must agree on theirs
     worker = start._command(start.ONLINE_MODULES["worker"], tmp_path, 2, None, resume=False)
-    assert worker == [sys.executable, "-m", "grpo_tui.engine.online", "worker", str(tmp_path)]
+    assert worker == [sys.executable, "-m", "grpo_tui.engine.online.learn.worker", str(tmp_path)]
 
 
 def test_both_processes_of_an_online_run(start_small):

@@ -30,6 +30,7 @@ from tests.forked import forked_processes
 from .test_online_run import ask_over_http, logs, wait_for
 from .tiny import run_config
 
+VALIDATION = "grpo_tui.engine.online.learn.validator"
 PARENT = """
 import subprocess, sys, time
 child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
@@ -50,7 +51,7 @@ def test_validation_ends_with_its_parent_at_any_age(tmp_path: Path, age: float) 
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / CONFIG_FILE).write_bytes(rendered(config)[0])
-    command = [sys.executable, "-m", "grpo_tui.engine.online", "validation", str(run_dir), "--child"]
+    command = [sys.executable, "-m", VALIDATION, str(run_dir), "--child"]
     parent = subprocess.Popen([sys.executable, "-c", PARENT, *command], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
