@@ -1,4 +1,4 @@
-"""Background validation in a low-priority process.
+"""Background validation in a low-priority process (entry: `validator.py`).
 
 It measures the live and the EMA model of a candidate state greedily on the same held-out tasks. Their difference is
 `Δvalidation`. On the canary tasks, whose answers are known, it samples and votes as serving does, and counts correct
