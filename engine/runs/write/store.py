@@ -223,7 +223,7 @@ class MetricTables:
     def remove_after(self, step: int) -> None:
         self.db.execute("DELETE FROM metrics WHERE step > ?", (step,))
         for width in SPANS:
-            self.db.execute("DELETE FROM spans WHERE width = ? AND start + width > ?", (width, step))
+            self.db.execute("DELETE FROM spans WHERE width = ? AND start + width > ?", (width, step + 1))
             self.db.execute(_SPANS_OF_VALUES, (width, (step + 1) - (step + 1) % width, _END, None))
 
     def _id(self, name: str) -> int:

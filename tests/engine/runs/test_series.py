@@ -30,6 +30,7 @@ def expected(points: list[tuple[int, float]], width: int) -> list[tuple[int, flo
 
 
 @settings(max_examples=40, deadline=None)
+@example([(0, 1.0), (1568, 2.0)], 15, 1583)  # the last step of a span
 @given(
     st.lists(st.tuples(st.integers(0, 5000), values), min_size=1, max_size=120),
     st.integers(1, 300),
