@@ -15,7 +15,7 @@ from ...envs.agent import AgentSession, Message, Seed
 from ...envs.content import text_of
 from ..runs.control.live import BatchTexts, LiveTexts
 from .chat import ChatBridge
-from .chat_session import Opening
+from .chat_session import SessionStart
 from .sampling import AgentSettings
 from .tool_calls import NativeCalls
 
@@ -69,10 +69,10 @@ class ChatAgent(ABC):
         encoded = [self.chat.begun(messages, tools) for messages in prompts]
         watched = None if self.watcher is None else self._watched(self.watcher, prompts, num_rollouts)
         chat = self._tool_chat if tools else self.chat
-        return self._open(Opening(chat, self.config, encoded, num_rollouts, seed, watched))
+        return self._open(SessionStart(chat, self.config, encoded, num_rollouts, seed, watched))
 
     @abstractmethod
-    def _open(self, opening: Opening) -> AgentSession: ...
+    def _open(self, start: SessionStart) -> AgentSession: ...
 
     def _watched(self, watcher: LiveTexts, prompts: Sequence[Sequence[Message]], num_rollouts: int) -> BatchTexts:
         settings = self.config

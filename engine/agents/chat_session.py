@@ -103,7 +103,7 @@ def seeds_of(seed: Seed, prompts: int) -> Sequence[int]:
 
 
 @dataclass(frozen=True)
-class Opening:
+class SessionStart:
     """How a session begins.
 
     prompts: each encoded, or the reason why its rows cannot begin. num_rollouts: rows of each prompt. seed: see
@@ -121,12 +121,12 @@ class Opening:
 class ChatSession:
     """Rows of conversations in the form of a chat template, prompt-major."""
 
-    def __init__(self, opening: Opening) -> None:
-        self.chat = opening.chat
-        self.settings = opening.settings
-        self.num_rollouts = opening.num_rollouts
-        self._watched = opening.watched
-        rows = [prompt for prompt in opening.prompts for _ in range(opening.num_rollouts)]
+    def __init__(self, start: SessionStart) -> None:
+        self.chat = start.chat
+        self.settings = start.settings
+        self.num_rollouts = start.num_rollouts
+        self._watched = start.watched
+        rows = [prompt for prompt in start.prompts for _ in range(start.num_rollouts)]
         self._refused = {row: str(p) for row, p in enumerate(rows) if isinstance(p, VisionError)}
         # A refused row needs one token, so that every row has a last one.
         encoded = [Encoded([self.chat.stop_ids[0]], ()) if isinstance(p, VisionError) else p for p in rows]

@@ -12,7 +12,7 @@ from ...envs.content import Picture
 from ..policy.vision.processor import VisionProcessor
 from .chat import ChatBridge
 from .chat_agent import ChatAgent
-from .chat_session import ChatSession, Opening
+from .chat_session import ChatSession, SessionStart
 from .sampling import AgentSettings
 
 Script = Callable[[int, int, str | None], str | None] | Sequence[Sequence[str]]
@@ -44,15 +44,15 @@ class ScriptedAgent(ChatAgent):
         self.knows = knows
         self.script = script
 
-    def _open(self, opening: Opening) -> ScriptedSession:
-        return ScriptedSession(self, opening)
+    def _open(self, start: SessionStart) -> ScriptedSession:
+        return ScriptedSession(self, start)
 
 
 class ScriptedSession(ChatSession):
     """A session of a script. The text of a turn is tokenised once."""
 
-    def __init__(self, agent: ScriptedAgent, opening: Opening) -> None:
-        super().__init__(opening)
+    def __init__(self, agent: ScriptedAgent, start: SessionStart) -> None:
+        super().__init__(start)
         self.agent = agent
         self._observation: list[str | None] = [None] * len(self._exhausted)
 

@@ -11,7 +11,7 @@ from ...envs.agent import AgentTurn
 from ...envs.seeds import seed_of
 from ..runs.control.live import BatchTexts
 from .acting_rows import RowsOf
-from .chat_session import ChatSession, Opening, seeds_of
+from .chat_session import ChatSession, SessionStart, seeds_of
 from .decoder import Decoder
 from .sampling import float64_device, sample
 from .seen_rows import SeenRows
@@ -33,15 +33,15 @@ class TransformersSession(ChatSession):
     act later.
     """
 
-    def __init__(self, decoder: Decoder, opening: Opening, rows_of: RowsOf) -> None:
-        super().__init__(opening)
+    def __init__(self, decoder: Decoder, start: SessionStart, rows_of: RowsOf) -> None:
+        super().__init__(start)
         self.decoder = decoder
-        chat = opening.chat
+        chat = start.chat
         vision_model = None if chat.vision is None else decoder.seeing
         self._seen = None if vision_model is None else SeenRows(vision_model, self.history, self._shown)
-        self._seeds = seeds_of(opening.seed, len(opening.prompts))
-        limit = opening.settings.max_trajectory_tokens
-        self._rows = rows_of(decoder, self.history, opening.num_rollouts, limit, self._seen)
+        self._seeds = seeds_of(start.seed, len(start.prompts))
+        limit = start.settings.max_trajectory_tokens
+        self._rows = rows_of(decoder, self.history, start.num_rollouts, limit, self._seen)
         self._never = None if chat.vision is None else torch.tensor(chat.vision.never, device=decoder.device)
         self._stop_ids = torch.tensor(chat.stop_ids, device=decoder.device)
 

@@ -18,7 +18,7 @@ from .acting_rows import RowsOf, fitting_rows
 from .cached_rows import CachedRows
 from .chat import ChatBridge
 from .chat_agent import ChatAgent, taught
-from .chat_session import Opening
+from .chat_session import SessionStart
 from .decoder import Decoder, stop_ids_of
 from .sampling import AgentSettings
 from .session import TransformersSession
@@ -62,12 +62,12 @@ class TransformersAgent(ChatAgent):
     def knows(self, environment: str) -> bool:
         return taught(self.model, environment)
 
-    def _open(self, opening: Opening) -> TransformersSession:
-        return self.sessions(self.decoder, opening, self._rows_of)
+    def _open(self, start: SessionStart) -> TransformersSession:
+        return self.sessions(self.decoder, start, self._rows_of)
 
     def next_turn(self, conversation: Encoded) -> AgentTurn:
         """Sample one turn after a conversation that another agent has written."""
-        session = self._open(Opening(self.chat, self.config, [conversation]))
+        session = self._open(SessionStart(self.chat, self.config, [conversation]))
         try:
             return session.act([0])[0]
         finally:

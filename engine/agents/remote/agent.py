@@ -14,7 +14,7 @@ from ....envs.agent import AgentTurn, AsyncAgentSession
 from ....envs.seeds import seed_of
 from ..chat import ChatBridge
 from ..chat_agent import ChatAgent, taught
-from ..chat_session import ChatSession, Opening, seeds_of
+from ..chat_session import ChatSession, SessionStart, seeds_of
 from ..sampling import AgentSettings
 from .adapters import Adapter, AdapterPublisher
 from .pool import ServerPool
@@ -33,14 +33,14 @@ class RemoteSession(ChatSession, AsyncAgentSession):
         pool: ServerPool,
         publisher: AdapterPublisher,
         adapter: Adapter,
-        opening: Opening,
+        start: SessionStart,
     ) -> None:
-        super().__init__(opening)
+        super().__init__(start)
         self.adapter = adapter
         self._pool = pool
         self._publisher = publisher
-        self._seeds = seeds_of(opening.seed, len(opening.prompts))
-        self._homes = pool.homes(len(opening.prompts), opening.num_rollouts)
+        self._seeds = seeds_of(start.seed, len(start.prompts))
+        self._homes = pool.homes(len(start.prompts), start.num_rollouts)
         self._name = f"{adapter.name}-{np.random.default_rng().integers(2**32):08x}"
         self._open = True
         publisher.use(adapter)
@@ -138,11 +138,11 @@ class RemoteAgent(ChatAgent):
         """Make the current policy, after `step` optimiser steps, the acting version."""
         return self.publisher.publish(self.model, step)
 
-    def _open(self, opening: Opening) -> RemoteSession:
+    def _open(self, start: SessionStart) -> RemoteSession:
         version = self._own_version.get() or self.publisher.current
         if version is None:
             raise RuntimeError("no policy version has been published yet")
-        return RemoteSession(self.pool, self.publisher, version, opening)
+        return RemoteSession(self.pool, self.publisher, version, start)
 
     def close(self) -> None:
         self.publisher.close()

@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from grpo_tui.engine.agents.cached_rows import CachedRows
 from grpo_tui.engine.agents.chat import ChatBridge
-from grpo_tui.engine.agents.chat_session import Opening
+from grpo_tui.engine.agents.chat_session import SessionStart
 from grpo_tui.engine.agents.decoder import Decoder, stop_ids_of
 from grpo_tui.engine.agents.sampling import AgentSettings
 from grpo_tui.engine.agents.session import TransformersSession
@@ -39,8 +39,8 @@ Written = tuple[list[int], list[float], bool]
 class WireSession(TransformersSession):
     """A session whose seeds and limits come with each request."""
 
-    def __init__(self, decoder: Decoder, opening: Opening) -> None:
-        super().__init__(decoder, opening, CachedRows)
+    def __init__(self, decoder: Decoder, start: SessionStart) -> None:
+        super().__init__(decoder, start, CachedRows)
         self.seeds: dict[int, int] = {}
         self.limits: dict[int, int] = {}
 
@@ -378,8 +378,8 @@ class FakeVLLM:
         self, settings: AgentSettings, prompts: list[list[int]], num_rollouts: int, stops: list[int]
     ) -> WireSession:
         chat = ChatBridge(self.tokenizer, stop_ids=stop_ids_of(self.policy))
-        opening = Opening(chat, settings, [Encoded(p, ()) for p in prompts], num_rollouts, seed=0)
-        session = WireSession(Decoder(self.policy), opening)
+        start = SessionStart(chat, settings, [Encoded(p, ()) for p in prompts], num_rollouts, seed=0)
+        session = WireSession(Decoder(self.policy), start)
         session._stop_ids = torch.tensor(stops, dtype=torch.long)
         return session
 
