@@ -18,8 +18,9 @@ FIELD_LIMIT = 20_000
 """Characters of one field that are laid out on screen. The rest is only counted, and `o` opens it."""
 
 _SUSPECTS = re.compile(
-    "[^\\x20-\\x7e\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0482\u048a-\u0590\u05d0-\u05ff\u0620-\u064a"
-    "\u2010-\u2027\u2030-\u205f\u2070-\u20bf\u2100-\u2e7f\u3001-\u303e\u3041-\u3096\u309b-\ud7ff\uff01-\uff60]+"
+    "[^\\x20-\\x7e\u00a1-\u00ac\u00ae-\u02ff\u038e-\u03a1\u03a3-\u0482\u048a-\u052f\u05d0-\u05ea\u0620-\u064a"
+    "\u2010-\u2027\u2030-\u205e\u20a0-\u20bf\u2100-\u218b\u2190-\u2426\u2460-\u2b73"
+    "\u3001-\u3029\u3041-\u3096\u309b-\u30ff\u3400-\u9fff\ua000-\ua48c\uac00-\ud7a3\uff01-\uff60]+"
 )
 """A fast first filter: characters outside these ranges of ordinary printing characters are checked one by one."""
 

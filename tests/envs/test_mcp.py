@@ -101,7 +101,7 @@ def test_over_http(address: str) -> None:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("no-such-command --at-all", "there is no command no-such-command here"),
+        ("no-such-command --at-all", "there is no command no-such-command; give one that starts the server"),
         ("http://127.0.0.1:9/mcp", "no MCP server answers there .*; start it first, or correct the address"),
         (f"{sys.executable} -c 'print(1)'", "mcp:"),
     ],

@@ -39,6 +39,16 @@ def test_nothing_that_steers_the_terminal_is_left(text: str) -> None:
     assert steers_the_terminal(literal(text)) == []
 
 
+def test_each_character_is_shown_or_named() -> None:
+    """Also those that the fast filter lets pass. Other planes hold ideographs and private characters."""
+    for char in map(chr, (*range(0x20000), *range(0xE0000, 0xE1000))):
+        shown = literal(char)
+        assert not steers_the_terminal(shown) and (shown == char or char not in shown), hex(ord(char))
+    assert [literal(filler) for filler in "\u3164\u115f\uffa0"] == ["‹3164›", "‹115F›", "‹FFA0›"]
+    for mark in ("\ua8e0", "\ua802", "\ua66f", "\u2de0", "\u302a"):
+        assert literal("e" + mark * 5).count("‹") == 2
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_known_tricks_are_shown_as_pictures(text: str) -> None:
     assert steers_the_terminal(literal(text)) == []
