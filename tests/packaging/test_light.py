@@ -107,7 +107,7 @@ def test_the_commands_work_where_nothing_else_of_this_repository_is(light: Path)
     assert str(light) in answer.stdout, answer.stderr
     assert "inspect" in inside(light, "grpo-tui", "--help").stdout
     answer = inside(light, "grpo-tui", "config", "check", "qwen3_0.6b")
-    assert answer.returncode == 0 and "good" in answer.stdout, answer.stderr
+    assert answer.returncode == 0 and ": valid (" in answer.stdout, answer.stderr
 
 
 def test_runs_are_listed_and_read(light: Path):
