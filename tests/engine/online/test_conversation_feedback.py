@@ -59,5 +59,7 @@ def test_feedback_on_the_last_turn(tmp_path_factory: pytest.TempPathFactory, req
         )
         assert outcome["update"] == 1
         rollout = answer.model_extra["grpo_tui"]["trajectory_id"]
-        [use] = wait_for(lambda: RunReader(run.run_dir).bodies.uses(rollout), "the use of the rollout")
+        reader = RunReader(run.run_dir)
+        wait_for(lambda: any(row.id == rollout for row in reader.rollouts.page()), "the rollout in the record")
+        [use] = wait_for(lambda: reader.bodies.uses(rollout), "the use of the rollout")
         assert use.kind == "applied"
