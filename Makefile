@@ -21,7 +21,7 @@ INPUTS := pyproject.toml setup.py constraints.txt
 help:
 	@echo "make train    set up and train the tiny policy, about 4 minutes on 2 cores; live view on a terminal"
 	@echo "make check    style, types and the nearest tests of the files that differ from main, a minute"
-	@echo "make test     style, types and tests, about 12 minutes with the first set-up"
+	@echo "make test     style, types and tests, about 8 minutes with the first set-up"
 	@echo "make stress   the long forms of the stress tests, and an hour of mixed load (LOAD_SECONDS=600 for less)"
 	@echo "make bench    measure numbers of docs/benchmarks.md again, about an hour; BENCHES=rewards for one of them"
 	@echo "make test-versions  training, tests and attach with the libraries of other packages, oldest to newest"
