@@ -334,9 +334,9 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
     except (TypeError, ValueError):  # some C callables have no signature
         return RewardFunction(path, weight, found, name, None, ())
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    parameters_by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    keyword_parameters = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     nameless = next((p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty), None)
-    taken, wrong = {p.name for p in parameters_by_name}, ""
+    taken, wrong = {p.name for p in keyword_parameters}, ""
     if nameless is not None:
         wrong = f"its parameter `{nameless}` cannot be passed by name"
     elif not anything and not taken & {"prompts", "completions", "completion_ids"}:
@@ -349,7 +349,7 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
         found,
         name,
         None if anything else frozenset(taken),
-        tuple(p.name for p in parameters_by_name if p.default is p.empty),
+        tuple(p.name for p in keyword_parameters if p.default is p.empty),
     )
 
 
