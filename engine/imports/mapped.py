@@ -116,7 +116,7 @@ class Mapped:
             index = position if index is None else index
         tools, stop = get("tools"), get("stop")
         stop = stop.get("type") if isinstance(stop, Mapping) else stop  # a list holds the stop sequences of a request
-        correct = _WORDS.get(correct.lower(), correct) if isinstance(correct, str) else correct
+        correct = _WORDS.get(correct.lower(), number(correct)) if isinstance(correct, str) else correct
         read: dict[str, Any] = {
             "reward": (total if self.by_token else number)(reward),
             "advantage": mean(get("advantage")),
@@ -159,6 +159,8 @@ class Mapped:
             prompt, answers = self.read_prompt(question), self.read_completion(messages)  # "trajectory": "a text"
         elif chat and (answered is None or (question is None and chat[-1].is_agent)):
             prompt, answers = split(chat)
+            if not prompt and question is not None:
+                prompt = self.read_prompt(question)
         else:  # messages next to a completion are its prompt
             prompt = self.read_prompt(question) if question is not None else chat
             answers = self.read_completion(answered)

@@ -15,7 +15,7 @@ from .calls import call as call
 from .calls import error_of, with_text_calls
 from .calls import error_text as error_text
 from .rollout import Call, Display, Message
-from .templates import ROLES, flat, joined
+from .templates import ROLES, answers, flat, joined
 from .values import Document, listed, mapping, number, parsed, text
 
 _ROLES = frozenset(ROLES.values())
@@ -30,9 +30,7 @@ _PARTS = frozenset([*_CALLS, "text", "output_text", "thinking", "redacted_thinki
 def conversation(value: object) -> tuple[Message, ...]:
     """Read a list of messages in any of these shapes. A bare text is one user message."""
     if isinstance(value, (str, bool, int, float)):
-        if isinstance(value, str) and value[:2] in ("[{", "[\n") and (items := listed(value)):
-            return conversation(items)
-        return flat(text(value) or "", "user")
+        return conversation(items) if (items := _messages_in(value)) else flat(text(value) or "", "user")
     if isinstance(value, Mapping):
         value = langchain(value)
         inner = _inner_list(value)
@@ -50,13 +48,20 @@ def conversation(value: object) -> tuple[Message, ...]:
                 found.extend(conversation(inner))
                 continue
             other = next((turns for read in _OTHERS if (turns := read(item)) is not None), None)
-            turns = (message(item),) if other is None else other
+            turns = answers(message(item)) if other is None else other
             if isinstance(stop, str) and turns and turns[-1].is_agent:
                 turns = (*turns[:-1], replace(turns[-1], stop=stop))
             found.extend(turns)
         elif isinstance(item, str):
             found.extend(conversation(item))
     return joined(found)
+
+
+def _messages_in(value: object) -> list[Any]:
+    """Return the messages in a text that is a list of them, or an empty list, also for another list of objects."""
+    items = listed(value) if isinstance(value, str) and value[:2] in ("[{", "[\n") else []
+    known = (i.keys() & _ENTRY or str(i.get("type")) in _TYPES for i in items if isinstance(i, Mapping))
+    return items if any(known) else []
 
 
 def message(data: Document) -> Message:
@@ -79,7 +84,7 @@ def message(data: Document) -> Message:
     stop = data.get("finish_reason") or data.get("stop_reason")
     result = Message(
         role=ROLES.get(role) or ROLES.get(role.lower()) or (role.lower() if role.lower() in _ROLES else role),
-        text=body,
+        text=body or text(data.get("refusal")) or "",
         thought=str(thought or (reasoning if isinstance(reasoning, str) else text(reasoning) or "")),
         calls=calls,
         call_id=str(data.get("tool_call_id") or data.get("call_id") or ""),
@@ -97,7 +102,10 @@ _SPOKEN = frozenset(
     ["role", "from", "content", "value", "text", "message", "parts", "tool_calls", "function_call", "type", "refusal"]
 )
 """Keys of a message."""
+_ENTRY = frozenset(["role", "from", "lc"])
 _LANGCHAIN = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "system": "system", "tool": "tool"}
+_TYPES = _PARTS | _LANGCHAIN.keys() | {"message", "reasoning", "function_call", "function_call_output"}
+"""Types of messages without a role."""
 
 
 def langchain(item: Document) -> Document:
@@ -130,9 +138,7 @@ def displays(value: object) -> tuple[Display, ...]:
 def completion(value: object) -> tuple[Message, ...]:
     """Read a completion: a conversation, or text that the policy begins."""
     if isinstance(value, (str, bool, int, float)):
-        if isinstance(value, str) and value[:2] == "[{" and (items := listed(value)):
-            return conversation(items)
-        return flat(text(value) or "", "assistant")
+        return completion(items) if (items := _messages_in(value)) else flat(text(value) or "", "assistant")
     if isinstance(value, Mapping):
         value = langchain(value)
         if (inner := _inner_list(value)) is not None:
@@ -155,8 +161,8 @@ def split(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Messa
 
 def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
     """Return text, thought, calls and error of plain text or of parts as OpenAI, Anthropic or GenAI write them."""
-    if value is None or isinstance(value, str):
-        return value or "", "", (), None
+    if not isinstance(value, (Mapping, list, tuple)):
+        return text(value) or "", "", (), None
     if isinstance(value, Mapping) and not any(k in value for k in ("type", "text", "content")):
         return text(value) or "", "", (), None
     texts: list[str] = []

@@ -154,15 +154,13 @@ def _answers(answer: str, role: str) -> list[Message]:
 
 def read(found: Iterable[Message]) -> tuple[Message, ...]:
     """Extract calls from agents' texts, and split tool responses from their tags."""
-    messages = []
-    for message in found:
-        if message.is_agent:
-            message = with_text_calls(message)
-        elif responses := _tool_responses(message.text):
-            messages += [replace(message, role="tool", text=response) for response in responses]
-            continue
-        messages.append(message)
-    return tuple(messages)
+    return tuple(one for m in found for one in ([with_text_calls(m)] if m.is_agent else answers(m)))
+
+
+def answers(message: Message) -> tuple[Message, ...]:
+    """Split a message with nothing but tool results in tags into one message per result."""
+    results = () if message.is_agent else _tool_responses(message.text)
+    return tuple(replace(message, role="tool", text=result) for result in results) or (message,)
 
 
 def joined(found: Sequence[Message]) -> tuple[Message, ...]:

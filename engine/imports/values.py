@@ -64,9 +64,10 @@ def mapping(value: object) -> Document:
 
 
 def listed(value: object) -> list[Any]:
-    """Return a JSON list, parsed if it is text. Return an empty list for anything else."""
+    """Return a JSON list, parsed if it is text (also Python's, as pandas writes it into CSV). Return an empty list for
+    anything else."""
     if isinstance(value, str) and value[:1] == "[":
-        value = parsed(value)
+        value = _literal(value) if value[:3] == "[{'" else parsed(value)
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
@@ -82,4 +83,13 @@ def parsed(value: str) -> object:
     try:
         return loads(value.encode())
     except ValueError:
+        return None
+
+
+def _literal(value: str) -> object:
+    from ast import literal_eval
+
+    try:
+        return literal_eval(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -206,6 +208,50 @@ def test_messages_beside_a_completion_are_its_prompt(tmp_path: Path, opened: Ope
         record = one(tmp_path, opened, {"messages": messages, "completion": "a", "reward": 1})
         assert [m.text for m in record.trajectory.messages] == ["q"]
         assert [s.text for s in record.trajectory.steps] == ["a"]
+
+
+def test_the_prompt_beside_messages_of_the_agent_alone_is_kept(tmp_path: Path, opened: Open):
+    t = one(tmp_path, opened, {"prompt": "q", "messages": CHAT[1:], "reward": 1}).trajectory
+    assert t.prompt == "q" and [s.text for s in t.steps] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "written", ['[{"name": "Ann", "age": 3}, {"name": "Bo", "age": 4}]', '[{"type": "circle"}]', "[1]"]
+)
+def test_an_answer_that_is_a_list_of_objects_is_a_text(written: str, tmp_path: Path, opened: Open):
+    t = one(tmp_path, opened, {"prompt": written, "completion": written, "reward": 1}).trajectory
+    assert t.prompt == written and [s.text for s in t.steps] == [written]
+
+
+def test_contents_that_are_numbers_and_refusals_are_texts(tmp_path: Path, opened: Open):
+    call = {"id": "c", "function": {"name": "add", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": 5},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": 4.5},
+        {"role": "assistant", "content": None, "refusal": "I refuse."},
+    ]
+    t = one(tmp_path, opened, {"messages": messages, "reward": 1}).trajectory
+    assert (t.prompt, t.steps[0].calls[0].result, t.steps[1].text) == ("5", "4.5", "I refuse.")
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_results_in_tags_of_a_message_are_each_calls_own(role: str, tmp_path: Path, opened: Open):
+    calls = "".join(f'<tool_call>\n{{"name": "{n}", "arguments": {{}}}}\n</tool_call>\n' for n in "fg")
+    answers = "".join(f"<tool_response>\n{n}!\n</tool_response>\n" for n in "fg")
+    chat = [CHAT[0], {"role": "assistant", "content": calls}, {"role": role, "content": answers}, CHAT[1]]
+    t = one(tmp_path, opened, {"messages": chat, "reward": 1}).trajectory
+    assert [(c.name, c.result) for c in t.steps[0].calls] == [("f", "f!"), ("g", "g!")]
+
+
+def test_a_csv_file_of_pandas_keeps_verdicts_and_lists_of_messages(tmp_path: Path, opened: Open):
+    table = io.StringIO()
+    rows = csv.writer(table)
+    rows.writerow(["prompt", "completion", "reward", "correct"])
+    rows.writerows([CHAT[:1], CHAT[1:], 0.5, correct] for correct in (1, 0.0, True, ""))
+    records = opened_text(tmp_path, opened, table.getvalue())
+    assert [r.trajectory.correct for r in records] == [True, False, True, None]
+    assert {(r.trajectory.prompt, r.trajectory.steps[0].text) for r in records} == {("q", "a")}
 
 
 def test_a_group_gives_no_rollout_what_is_not_its_own(tmp_path: Path, opened: Open):
