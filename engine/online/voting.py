@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...configs.sections.online import OnlineConfig
-from ..runs.learning import GateCode
+from ..runs.learning import GateCode, NeighbourVote
 
 LearningRateKind = Literal["lr_correction", "lr_adaptive"]
 
@@ -21,15 +21,6 @@ def canonical(answer: str | None) -> str | None:
     """Normalise case and white space. Returns None for an empty answer."""
     text = " ".join((answer or "").split()).casefold()
     return text or None
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """An earlier experience that votes: its ensembled answer, and the weight of its vote."""
-
-    answer: str
-    weight: float
-    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +41,7 @@ class Vote:
     shares: dict[str, float]
 
 
-def vote(answers: Sequence[str | None], neighbours: Sequence[Neighbour] = ()) -> Vote:
+def vote(answers: Sequence[str | None], neighbours: Sequence[NeighbourVote] = ()) -> Vote:
     """Vote over the candidates' answers. Each candidate has weight 1.
 
     The first answer wins a tie for the ensemble's answer, because a caller waits for it. A label needs a unique winner

@@ -124,7 +124,7 @@ class NeighbourVote:
 
     id: str
     answer: str = ""
-    weight: float | None = None
+    weight: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...rollouts.rollout import Rollout
-from ...runs.learning import GateCode
-from ..voting import Gate, Neighbour, Vote, canonical
+from ...runs.learning import GateCode, NeighbourVote
+from ..voting import Gate, Vote, canonical
 from .requests import Request
 from .texts import Written
 
@@ -37,7 +37,7 @@ class Answer:
     policy_version: int
     correct: bool | None
     seconds: float
-    neighbours: tuple[Neighbour, ...] = ()
+    neighbours: tuple[NeighbourVote, ...] = ()
     embedding: np.ndarray | None = None
     error: str | None = None
     shown: int | None = None

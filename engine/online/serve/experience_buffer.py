@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ...runs.durable import replace_file
-from ..voting import Neighbour
+from ...runs.learning import NeighbourVote
 
 NEIGHBOUR_WEIGHT = 0.5
 """The weight of a neighbour's vote at similarity 1. A candidate's vote has weight 1."""
@@ -56,7 +56,7 @@ class ExperienceBuffer:
         """Return the row of each stored experience, oldest first."""
         return np.arange(self.added - len(self._known), self.added) % self.capacity
 
-    def neighbours(self, embedding: np.ndarray, k: int, min_similarity: float = MIN_SIMILARITY) -> list[Neighbour]:
+    def neighbours(self, embedding: np.ndarray, k: int, min_similarity: float = MIN_SIMILARITY) -> list[NeighbourVote]:
         """Return the k most similar experiences with cosine ≥ `min_similarity`, most similar first. The weight of each
         is its similarity times `NEIGHBOUR_WEIGHT`.
         """
@@ -67,7 +67,7 @@ class ExperienceBuffer:
             similarity = (self._vectors @ unit)[self._rows()]
             best = np.argsort(-similarity, kind="stable")[:k]
             found = [(*self._known[i], float(similarity[i])) for i in best]
-        return [Neighbour(text, NEIGHBOUR_WEIGHT * cos, id_) for id_, text, cos in found if cos >= min_similarity]
+        return [NeighbourVote(id_, text, NEIGHBOUR_WEIGHT * cos) for id_, text, cos in found if cos >= min_similarity]
 
     def save(self, path: Path) -> None:
         """Write the buffer to an `.npz` file, atomically."""

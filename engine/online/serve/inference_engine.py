@@ -36,7 +36,7 @@ from ...rollouts.runner import RolloutRunner
 from ...runs.types import GateCode, NeighbourVote, Served, TrajectoryRecord
 from ..store.images import ImageFolder
 from ..store.update_task import UpdateTask
-from ..voting import Gate, Neighbour, Vote, canonical, gate, vote
+from ..voting import Gate, Vote, canonical, gate, vote
 from .answers import Answer, answer_of, answered, labelled
 from .conversations import Conversations
 from .experience_buffer import ExperienceBuffer
@@ -176,7 +176,7 @@ class InferenceEngine:
             usual = replace(usual, temperature=chosen.temperature)
         return usual, chosen.max_tokens or getattr(config, "max_new_tokens", None)
 
-    def vote(self, request: Request, samples: Sequence[Rollout], neighbours: Sequence[Neighbour]) -> Vote:
+    def vote(self, request: Request, samples: Sequence[Rollout], neighbours: Sequence[NeighbourVote]) -> Vote:
         return vote([self.key(s) for s in samples], neighbours)
 
     def key(self, sample: Rollout) -> str | None:
@@ -383,7 +383,7 @@ def _served(answer: Answer, row: int, trajectory: Trajectory) -> Served:
         agrees=outcome.correct[row],
         confidence=outcome.confidence,
         votes=outcome.shares,
-        neighbours=tuple(NeighbourVote(n.id, n.answer, n.weight) for n in answer.neighbours),
+        neighbours=answer.neighbours,
         gate=answer.gate.code,
         reason=answer.gate.reason,
         seconds=answer.seconds,

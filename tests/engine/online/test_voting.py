@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_tui.configs.sections.online import OnlineConfig
-from grpo_tui.engine.online.voting import Neighbour, canonical, gate, learning_rate, vote
+from grpo_tui.engine.online.voting import canonical, gate, learning_rate, vote
+from grpo_tui.engine.runs.types import NeighbourVote
 
 answers = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=2, max_size=9)
 
@@ -52,11 +53,11 @@ def test_missing_answers_lower_the_confidence() -> None:
 
 
 def test_neighbours_vote_with_their_weight() -> None:
-    assert vote(["a", "b"], [Neighbour("b", 0.5)]).answer == "b"
-    outcome = vote(["a", "a", "b"], [Neighbour("b", 0.5)])
+    assert vote(["a", "b"], [NeighbourVote("r", "b", 0.5)]).answer == "b"
+    outcome = vote(["a", "a", "b"], [NeighbourVote("r", "b", 0.5)])
     assert outcome.answer == "a"
     assert outcome.confidence == pytest.approx(2 / 3.5)
-    assert vote(["a", None], [Neighbour("a", 0.5)]).labels == ("a", "a")
+    assert vote(["a", None], [NeighbourVote("r", "a", 0.5)]).labels == ("a", "a")
 
 
 def test_the_gate() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.style import Style
 
-from ....engine.runs.types import Event, Served, TrajectoryRecord, Use
+from ....engine.runs.types import Event, NeighbourVote, Served, TrajectoryRecord, Use
 from ...format import MINUS, fixed, number, percent, version_text
 from ...text import width as cells_of
 from ...text import wrap
@@ -65,7 +65,7 @@ def _vote(p: Palette, served: Served, version: int | None, width: int) -> list[L
     votes = list(served.votes.items())
     shown = [f"{_answer(a)} {percent(share)}" for a, share in votes[:_SHOWN]] + _more(votes)
     lines += _field(p, "votes", shown or ["not recorded"], p.text if shown else p.faint, width)
-    neighbours = [_neighbour(n.id, n.answer, n.weight) for n in served.neighbours[:_SHOWN]] + _more(served.neighbours)
+    neighbours = [*map(_neighbour, served.neighbours[:_SHOWN]), *_more(served.neighbours)]
     lines += _field(p, "neighbours", neighbours or ["none"], p.text if neighbours else p.faint, width)
     parts = ["open"] if served.gate == "open" else ["closed", served.reason or served.gate.replace("_", " ")]
     if served.confidence is not None and served.gate != "low_confidence":
@@ -150,9 +150,8 @@ def _answer(answer: str | None) -> str:
     return f"“{answer if len(answer) <= 60 else answer[:59] + '…'}”"
 
 
-def _neighbour(id_: str, answer: str, weight: float | None) -> str:
-    counted = f" × {fixed(weight)}" if weight is not None else ""
-    return f"{id_} {_answer(answer)}{counted}" if answer else id_
+def _neighbour(vote: NeighbourVote) -> str:
+    return f"{vote.id} {_answer(vote.answer)} × {fixed(vote.weight)}" if vote.answer else vote.id
 
 
 def _more(items: Sequence[object]) -> list[str]:
