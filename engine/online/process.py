@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..launch.outcome import FAILED, alert_sender, imports, run_recorded, set_up_logging
 from ..launch.settings import read_config
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ...configs.schema import RunConfig
-    from ..agents.sampling import AgentSettings
     from ..agents.transformers_agent import TransformersAgent
 
     Life = Callable[[RunConfig, Path, RunWriter, ControlChannel, bool], bool]
@@ -142,26 +141,16 @@ def serving_agent(
     from ..agents.transformers_agent import TransformersAgent
     from ..policy.models import load_vision
 
-    settings = serving_settings(config)
     return TransformersAgent(
         model,
         tokenizer,
+        **serving_settings(config),
         vision=load_vision(config.model, model, tokenizer),
-        temperature=settings.temperature,
-        max_turn_tokens=settings.max_turn_tokens,
-        max_trajectory_tokens=settings.max_trajectory_tokens,
         template_kwargs=config.model.chat_template_kwargs,
         native_calls=config.model.native_calls,
     )
 
 
-def serving_settings(config: RunConfig) -> AgentSettings:
-    """Return the sampling settings for answers."""
-    from ..agents.sampling import AgentSettings
-
-    online = config.online
-    return AgentSettings(
-        temperature=online.temperature,
-        max_turn_tokens=online.max_turn_tokens,
-        max_trajectory_tokens=online.max_trajectory_tokens,
-    )
+def serving_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the fields of `AgentSettings` for answers."""
+    return config.online.model_dump(include={"temperature", "max_turn_tokens", "max_trajectory_tokens"})

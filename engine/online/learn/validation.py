@@ -36,7 +36,7 @@ from ...rollouts.runner import RolloutRunner, Row
 from ...runs.control.requests import ControlChannel
 from ...runs.paths import OnlineFolder
 from ...runs.write.writer import RunWriter
-from ..process import load_serving_policy, serving_agent
+from ..process import load_serving_policy, serving_agent, serving_settings
 from ..store.opening import open_store
 from ..store.snapshots import weights_in_place
 from ..store.update_queue import QueueDamaged, QueueError, UpdateQueue
@@ -275,9 +275,7 @@ def validate_forever(
     rows = load_rows(data, "eval", config.seed, tokenizer, config.data) if config.environment.eval_tasks else []
     canary = rows[: settings.canary_tasks]
     held_out = rows[settings.canary_tasks :][: settings.tasks] or canary
-    acts = config.model.model_dump(mode="json") | {
-        name: getattr(online, name) for name in ("temperature", "max_turn_tokens", "max_trajectory_tokens")
-    }
+    acts = config.model.model_dump(mode="json") | serving_settings(config)
     runner = RolloutRunner(agent, tokenizer, online.samples)
     validator = Validator(OnlineFolder(run_dir), model, runner, held_out, canary, online.samples, acts, tokenizer)
     queue: UpdateQueue | None = None

@@ -24,6 +24,7 @@ from ....rewards.orchestrator import RewardOrchestrator
 from ...agents.remote.agent import RemoteAgent
 from ...agents.remote.opening import open_remote_agent
 from ...agents.remote.pool import event_of
+from ...agents.sampling import AgentSettings
 from ...agents.transformers_agent import TransformersAgent
 from ...record.step_recorder import record_vocabulary
 from ...record.wandb_sink import WandbSink
@@ -196,7 +197,7 @@ def _policy(
         config,
         model,
         tokenizer,
-        serving_settings(config),
+        AgentSettings(**serving_settings(config)),
         writer.run_dir,
         name=name.replace("/", "-"),
         counted="v",
