@@ -67,23 +67,16 @@ def run_process(name: str, life: str | Life, arguments: list[str] | None = None)
 
         def work() -> bool:
             config = read_config(args.run_dir)
-            if name == "engine" and config.online.requests != "-" and _is_pipe():
-                end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # a stop, which `control` notes
-            if name != "engine":
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # standard input is closed, or the system refuses
+                if name == "engine" and config.online.requests != "-" and stat.S_ISFIFO(os.fstat(0).st_mode):
+                    end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))  # a stop, which `control` notes
+                if name != "engine":
                     os.nice(max(0, config.online.worker_nice - os.nice(0)))
             with imports():
                 run: Life = pkgutil.resolve_name(life) if isinstance(life, str) else life
             return run(config, args.run_dir, writer, control, args.resume)
 
         return run_recorded(writer, name, work)
-
-
-def _is_pipe() -> bool:
-    try:
-        return stat.S_ISFIFO(os.fstat(0).st_mode)
-    except OSError:  # closed
-        return False
 
 
 def end_with_parent(end: Callable[[], None] = lambda: os._exit(0)) -> None:
