@@ -124,13 +124,8 @@ class AnswerServer:
         self.host, self.port = host, int(self._socket.getsockname()[1])
         self._source = source
         self._scheme = "http" if certificate is None else "https"
-        metrics = ServerMetrics(
-            waiting=lambda: source.waiting,
-            version=backend.serving_version,
-            learning=lambda: backend.learning() == "running",
-        )
-        engine = Engine(source, metrics)
-        app = make_app(Api(backend, engine, Guard(is_loopback(host), tokens, max_body_bytes), uploads, metrics))
+        engine = Engine(source, ServerMetrics(source, backend))
+        app = make_app(Api(backend, engine, Guard(is_loopback(host), tokens, max_body_bytes), uploads))
         config = uvicorn.Config(
             app,
             log_config=None,

@@ -20,7 +20,7 @@ from ....agents.chat import ChatTemplateError
 from ..answers import answer_as_json
 from ..conversations import Conversation
 from ..requests import BATCH_TOKENS, Request, RequestError, Sampling, parse_request
-from .asking import Engine, ServerMetrics
+from .asking import Engine
 from .completion import ChatForm, ResponseForm
 from .conversation import Uploads, recorded, row_of, told, tools_of, wanted_of
 from .guard import Guard
@@ -44,7 +44,6 @@ class Api:
     engine: Engine
     guard: Guard
     uploads: Uploads
-    metrics: ServerMetrics
 
     # -------------------------------------------------------------------------------------------------- handlers
 
@@ -164,7 +163,7 @@ class Api:
         return JSONResponse({**values, "waiting": self.engine.source.waiting}, 503 if status == "degraded" else 200)
 
     async def prometheus(self, request: HttpRequest) -> Response:
-        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(self.engine.metrics.text(), media_type="text/plain; version=0.0.4")
 
     # ------------------------------------------------------------------------------------ from the body to a task
 
@@ -185,12 +184,12 @@ class Api:
             row["task_data"] = {"messages": recorded(history)}
         if not backend.writes_text(row["env_class_path"], body.ensemble):
             return row, None
-        self._check_characters(sum(map(len, _texts(row["task_data"]))) + len(json.dumps(list(tools))))
+        self._check_length(characters=sum(map(len, _texts(row["task_data"]))) + len(json.dumps(list(tools))))
         try:
             conversation = backend.conversation(source, history, tools, prompted=with_tools)
         except ChatTemplateError as error:
             raise template_problem(error) from None
-        self._check_tokens(len(conversation.prompt or ()))
+        self._check_length(tokens=len(conversation.prompt or ()))
         return row, conversation
 
     def _source(self, request: HttpRequest, body: Asked) -> str:
@@ -246,18 +245,21 @@ class Api:
     def _measured(self, task: Mapping[str, object]) -> int:
         """Count the tokens of a task's texts. Raises HttpProblem if they leave no room for an answer."""
         texts = list(_texts(task))
-        self._check_characters(sum(map(len, texts)))
+        self._check_length(characters=sum(map(len, texts)))
         tokens = sum(map(self.backend.count_tokens, texts))
-        self._check_tokens(tokens)
+        self._check_length(tokens=tokens)
         return tokens
 
-    def _check_characters(self, count: int) -> None:
-        if count > CHARACTERS_A_TOKEN * self.backend.max_trajectory_tokens:
-            raise _too_long(f"{count} characters", self.backend.max_trajectory_tokens)
-
-    def _check_tokens(self, count: int) -> None:
-        if count >= self.backend.max_trajectory_tokens:
-            raise _too_long(f"{count} tokens", self.backend.max_trajectory_tokens)
+    def _check_length(self, *, characters: int = 0, tokens: int = 0) -> None:
+        limit = self.backend.max_trajectory_tokens
+        if characters > CHARACTERS_A_TOKEN * limit or tokens >= limit:
+            size = f"{tokens} tokens" if tokens else f"{characters} characters"
+            raise HttpProblem(
+                400,
+                f"the prompt has {size}; a whole trajectory has at most {limit} tokens (online.max_trajectory_tokens)",
+                param="messages",
+                code="context_length_exceeded",
+            )
 
     # -------------------------------------------------------------------------------------------- models by name
 
@@ -284,15 +286,6 @@ class Api:
         )
 
 
-def _too_long(size: str, limit: int) -> HttpProblem:
-    return HttpProblem(
-        400,
-        f"the prompt has {size}; a whole trajectory has at most {limit} tokens (online.max_trajectory_tokens)",
-        param="messages",
-        code="context_length_exceeded",
-    )
-
-
 def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
@@ -308,17 +301,13 @@ def _model(name: str) -> dict[str, object]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "grpo-tui"}
 
 
-Handler = Callable[[HttpRequest], Awaitable[Response]]
-
-
 def make_app(api: Api) -> Starlette:
     """Return the ASGI application."""
-    open_paths = ("/health",)
 
-    def guarded(handler: Handler, path: str) -> Handler:
+    def route(path: str, handler: Callable[[HttpRequest], Awaitable[Response]], method: str) -> Route:
         async def handle(request: HttpRequest) -> Response:
             try:
-                if path not in open_paths:
+                if path != "/health":
                     api.guard.admit(request)
                 response = await handler(request)
             except HttpProblem as problem:
@@ -326,13 +315,10 @@ def make_app(api: Api) -> Starlette:
             except Exception:
                 log.exception("an HTTP request failed")
                 response = HttpProblem(500, "internal error. See the run's log.").response()
-            api.metrics.requests.labels(path, str(response.status_code)).inc()
+            api.engine.metrics.requests.labels(path, str(response.status_code)).inc()
             return response
 
-        return handle
-
-    def route(path: str, handler: Handler, method: str) -> Route:
-        return Route(path, guarded(handler, path), methods=[method])
+        return Route(path, handle, methods=[method])
 
     routes = [
         route("/v1/chat/completions", api.chat, "POST"),
@@ -351,10 +337,9 @@ def make_app(api: Api) -> Starlette:
     async def no_route(request: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         endpoint = f"{request.method[:20]} {request.url.path[:100]}"
+        known = f"there is {', '.join(paths)}"
         if error.status_code == 405:
-            return HttpProblem(
-                405, f"there is no {endpoint}; {request.url.path[:100]} accepts another method"
-            ).response()
-        return HttpProblem(error.status_code, f"there is no {endpoint}; there is {', '.join(paths)}").response()
+            known = f"{request.url.path[:100]} accepts another method"
+        return HttpProblem(error.status_code, f"there is no {endpoint}; {known}").response()
 
     return Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route})

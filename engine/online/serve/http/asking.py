@@ -8,7 +8,7 @@ import queue
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.requests import Request as HttpRequest
@@ -22,6 +22,9 @@ from ..wanted import NotAsWanted
 from .completion import ChatForm, event
 from .problems import HttpProblem, template_problem
 
+if TYPE_CHECKING:
+    from ..backend import EngineBackend
+
 KEEP_ALIVE_S = 10.0
 """Interval between comments in a waiting stream, which keep proxies from closing it."""
 AWAY_AGAIN_S = 10
@@ -32,7 +35,7 @@ LATENCY_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 class ServerMetrics:
     """The metrics of `GET /metrics`, in their own registry."""
 
-    def __init__(self, *, waiting: Callable[[], int], version: Callable[[], int], learning: Callable[[], bool]) -> None:
+    def __init__(self, source: RequestSource, backend: EngineBackend) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "grpo_tui_http_requests", "Requests by path and status.", ("path", "status"), registry=self.registry
@@ -47,9 +50,9 @@ class ServerMetrics:
             "grpo_tui_tokens", "Tokens of all rollouts of answered questions.", ("kind",), registry=self.registry
         )
         for name, text, value in (
-            ("grpo_tui_waiting", "Questions that wait for the engine.", waiting),
-            ("grpo_tui_policy_version", "The policy version that serves.", version),
-            ("grpo_tui_learning", "1 while the update worker is alive.", learning),
+            ("grpo_tui_waiting", "Questions that wait for the engine.", lambda: source.waiting),
+            ("grpo_tui_policy_version", "The policy version that serves.", backend.serving_version),
+            ("grpo_tui_learning", "1 while the update worker is alive.", lambda: backend.learning() == "running"),
         ):
             gauge = Gauge(name, text, registry=self.registry)
             gauge.set_function(lambda value=value: float(value()))
