@@ -7,6 +7,8 @@ import math
 import queue
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,22 +65,16 @@ class ServerMetrics:
 
 def future_and_reply() -> tuple[asyncio.Future[Any], Callable[[object], None]]:
     """Return a future of the running loop, and a function that settles it from any thread."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[object] = loop.create_future()
-
-    def settle(outcome: object) -> None:
-        if future.done():
-            return
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+    future: Future[object] = Future()
 
     def reply(outcome: object) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, outcome)
+        with suppress(InvalidStateError):  # the caller has left, or got an earlier reply
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
 
-    return future, reply
+    return asyncio.wrap_future(future), reply
 
 
 @dataclass(frozen=True)
