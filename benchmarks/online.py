@@ -41,7 +41,7 @@ from grpo_tui.engine.launch.start import start_run
 from grpo_tui.engine.launch.stop import stop_run
 from grpo_tui.engine.online.process import run_process
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
-from grpo_tui.engine.online.store.snapshots import SnapshotWriter
+from grpo_tui.engine.online.store.snapshots import SnapshotWriter, prune
 from grpo_tui.engine.online.voting import Vote, canonical
 from grpo_tui.engine.runs.control import requests as control
 from grpo_tui.engine.runs.control.status import ENDED, look
@@ -227,7 +227,7 @@ def publishing(megabytes: Sequence[float], repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=os.environ.get("GRPO_TUI_HOME")) as name:
         for size in megabytes:
             folder = Path(name) / f"{size:g}"
-            writer = SnapshotWriter(folder, base_model="benchmark", keep=1)
+            writer = SnapshotWriter(folder, base_model="benchmark")
             tensors = {f"layer.{i}": torch.randn(int(size * 1e6 / 4 / 20)) for i in range(20)}
             plain, published = [], []
             for i in range(repeats + 2):
@@ -236,7 +236,7 @@ def publishing(megabytes: Sequence[float], repeats: int) -> dict[str, Any]:
                     began = time.perf_counter()
                     save()
                     times.append(time.perf_counter() - began)
-                writer.prune()
+                prune(folder, 1)
             ratio = statistics.median(p / q for p, q in zip(published[2:], plain[2:], strict=True))
             row = (1e3 * statistics.median(plain[2:]), 1e3 * statistics.median(published[2:]), ratio)
             print(f"{size:>8g}{row[0]:>17.1f} ms{row[1]:>9.1f} ms{row[2]:>8.2f}", flush=True)

@@ -208,9 +208,7 @@ class Publisher:
         if update <= self.guard.good_update:
             kept["validated"] = manifest.version
         self.ledger.note(self._row(action, manifest.version, update=update, **facts), **kept)
-        protect = [int(self.queue.get("validated", 0))]
-        self.writer.prune(protect)
-        self.ledger.store.prune_snapshots(protect)
+        self.ledger.store.prune_snapshots([int(self.queue.get("validated", 0))])
         return True
 
     def _row(self, action: str, version: int, *, update: int | None = None, **facts: object) -> dict[str, object]:

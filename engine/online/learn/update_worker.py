@@ -67,7 +67,7 @@ class UpdateWorker:
         self.folder = folder
         self.config = config
         self.tell = tell
-        self.writer = SnapshotWriter(folder.snapshots, base_model=base_model, keep=config.keep_snapshots)
+        self.writer = SnapshotWriter(folder.snapshots, base_model=base_model)
         self.store = open_store(folder, config, tell)
         if config.is_shared:
             self.writer.offer = self.store.offer_snapshot

@@ -104,6 +104,7 @@ class SharedStore(RunStore):
                     self.exchange.remove(f"states/{name}")
 
     def prune_snapshots(self, protect: Iterable[int]) -> None:
+        super().prune_snapshots(protect)
         with contextlib.suppress(ExchangeError):
             for version, name in sorted(self._offered())[: -self.config.keep_snapshots]:
                 if version not in protect:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ....configs.sections.online import OnlineConfig
 from ...runs.paths import OnlineFolder
 from .images import ImageFolder
-from .snapshots import Manifest, SnapshotReader
+from .snapshots import Manifest, SnapshotReader, prune
 from .sqlite_queue import SqliteQueue
 from .update_queue import UpdateQueue
 
@@ -74,7 +74,8 @@ class RunStore:
         """Delete shared states older than `counts` and its predecessor."""
 
     def prune_snapshots(self, protect: Iterable[int]) -> None:
-        """Delete shared versions except the newest `keep_snapshots` and `protect`."""
+        """Delete versions except the newest `keep_snapshots` and `protect`."""
+        prune(self.folder.snapshots, self.config.keep_snapshots, protect)
 
 
 def open_store(folder: OnlineFolder, config: OnlineConfig, tell: Callable[[str], None] = log.warning) -> RunStore:

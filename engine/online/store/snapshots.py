@@ -131,10 +131,9 @@ class SnapshotWriter:
     publication.
     """
 
-    def __init__(self, folder: Path, *, base_model: str, keep: int = 4) -> None:
+    def __init__(self, folder: Path, *, base_model: str) -> None:
         self.folder = folder
         self.base_model = base_model
-        self.keep = max(keep, 1)
         try:
             make_folder(folder)
             self._lock = open(folder / ".writer.lock", "a")  # noqa: SIM115 - held for the writer's life
@@ -205,9 +204,6 @@ class SnapshotWriter:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
         return manifest
-
-    def prune(self, protect: Iterable[int] = ()) -> list[int]:
-        return prune(self.folder, self.keep, protect)
 
     def close(self) -> None:
         self._lock.close()

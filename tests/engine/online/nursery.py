@@ -62,13 +62,13 @@ def publish(folder: Path) -> None:
     """Publish versions as fast as possible, for ever; every number of a version's tensors is its version."""
     import torch
 
-    from grpo_tui.engine.online.store.snapshots import SnapshotWriter
+    from grpo_tui.engine.online.store.snapshots import SnapshotWriter, prune
 
-    writer = SnapshotWriter(folder, base_model="tiny", keep=2)
+    writer = SnapshotWriter(folder, base_model="tiny")
     while True:
         version = writer.version + 1
         writer.publish({f"layer.{i}": torch.full((64, i + 1), float(version)) for i in range(3)})
-        writer.prune()
+        prune(folder, 2)
 
 
 def work(run_dir: Path) -> None:

@@ -19,7 +19,7 @@ from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.launch import start
 from grpo_tui.engine.launch.settings import config_damage, read_config
 from grpo_tui.engine.online.learn.worker_state import read_state, write_state
-from grpo_tui.engine.online.store.snapshots import SnapshotReader, SnapshotWriter
+from grpo_tui.engine.online.store.snapshots import SnapshotReader, SnapshotWriter, prune
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_queue import Settled
 from grpo_tui.engine.runs.durable import find_damage, read_json
@@ -65,12 +65,12 @@ def test_snapshots_and_their_pointer(tmp_path: Path, monkeypatch: pytest.MonkeyP
         writer.close()
 
     instants = Instants(tmp_path, monkeypatch, judge)
-    writer = SnapshotWriter(instants.root / "snapshots", base_model="tiny", keep=1)
+    writer = SnapshotWriter(instants.root / "snapshots", base_model="tiny")
     for version in (1, 2, 3):
         writer.publish({"w": torch.full((32,), float(version))})
         published = version
         instants.look()
-        writer.prune()
+        prune(writer.folder, 1)
     writer.close()
     assert instants.judged > 100
 

@@ -23,6 +23,7 @@ from grpo_tui.engine.online.store.snapshots import (
     SnapshotWriter,
     file_name,
     pointed_version,
+    prune,
     published_versions,
 )
 
@@ -41,7 +42,7 @@ def is_whole(tensors: dict[str, torch.Tensor], version: int) -> bool:
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[SnapshotWriter]:
-    with_lock = SnapshotWriter(tmp_path / "snapshots", base_model="tiny", keep=3)
+    with_lock = SnapshotWriter(tmp_path / "snapshots", base_model="tiny")
     yield with_lock
     with_lock.close()
 
@@ -112,11 +113,11 @@ def test_pruning_keeps_what_is_held_or_protected(writer: SnapshotWriter) -> None
     publish(writer, 2)
     held = SnapshotReader(writer.folder).open(1)
     publish(writer, 5)
-    assert writer.prune(protect=[3]) == [2, 4]
+    assert prune(writer.folder, 3, protect=[3]) == [2, 4]
     assert published_versions(writer.folder) == [1, 3, 5, 6, 7]
     assert is_whole(held.tensors(), 1)
     held.close()
-    assert writer.prune() == [1, 3]
+    assert prune(writer.folder, 3) == [1, 3]
     assert not (writer.folder / "ema_model_snapshot.v1.json").exists()
 
 
