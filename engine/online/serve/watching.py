@@ -181,7 +181,7 @@ class ValidationProcess:
             self._process = self._start()
 
     def _note_death(self, code: int) -> None:
-        found = self._in_queue("validating"), self._in_queue("validation")
+        found = self._fact("validating"), self._fact("validation")
         failed = code > 0  # otherwise it was killed or stopped
         self._failures = 0 if not failed else 1 if found != self._found else self._failures + 1
         self._died, self._found = time.monotonic(), found
@@ -192,31 +192,28 @@ class ValidationProcess:
 
     def _give_up(self) -> None:
         """Store the reason as the result of the waiting candidate, if that is on this machine."""
-        candidate, result = self._in_queue("candidate"), self._in_queue("validation")
-        if not self._waits() or not isinstance(candidate, dict):
-            return
-        if isinstance(result, dict) and result.get("state") == candidate["state"]:
+        state = self._fact("candidate").get("state")
+        if not self._waits() or self._fact("validation").get("state") == state:
             return
         reason = str(process_state(self.folder.run_dir, "validation").get("error") or "see logs/validation.log")
         missing = f"validation failed {ATTEMPTS} times and is off until the run is resumed. The last error: "
         with contextlib.suppress(QueueError):  # a full disk: try again next time
-            self.queue.set(validation={"state": candidate["state"], "missing": missing + reason.rstrip(".")})
+            self.queue.set(validation={"state": state, "missing": missing + reason.rstrip(".")})
 
-    def _in_queue(self, key: str) -> object:
-        try:
-            return self.queue.get(key)
-        except QueueError:
-            return None
+    def _fact(self, key: str) -> dict[str, Any]:
+        """Return a fact of the queue; empty if there is none, or if the queue cannot be read now."""
+        with contextlib.suppress(QueueError):
+            return self.queue.get(key) or {}
+        return {}
 
     def _waits(self) -> bool:
         """Return whether a candidate waits here. With a shared queue, its state is on the active worker's machine."""
-        candidate = self._in_queue("candidate")
-        return isinstance(candidate, dict) and (self.folder.state / str(candidate.get("state"))).exists()
+        candidate = self._fact("candidate")
+        return bool(candidate) and (self.folder.state / candidate["state"]).exists()
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         run_dir = self.folder.run_dir
-        found = self._in_queue("validation")
-        if isinstance(found, dict) and "missing" in found:  # from an earlier start, perhaps with other settings
+        if "missing" in self._fact("validation"):  # from an earlier start, perhaps with other settings
             with contextlib.suppress(QueueError):
                 self.queue.set(validation=None)
         module = "grpo_tui.engine.online.learn.validator"
