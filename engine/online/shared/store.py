@@ -46,7 +46,8 @@ class SharedStore(RunStore):
         self.name = f"{socket.gethostname()}/{folder.run_dir.name}"
         self.exchange = Exchange(config.shared_files or "")  # `configs.checks` requires one
         self.images = ImageFolder(folder.images, self.exchange.get)
-        self.queue: UpdateQueue | None = None
+        self.queue: UpdateQueue
+        """Opened by `reader` or given to `lead`."""
 
     def open_engine_queue(self) -> Outbox:
         return Outbox(self.folder.queue, limit=self.config.queue_limit, on_repaired=self.tell)
@@ -119,14 +120,12 @@ class SharedStore(RunStore):
         try:
             self.exchange.put(tensors, f"snapshots/{name}.safetensors")
             self.exchange.write(f"snapshots/{name}.json", manifest.to_bytes())
-            assert self.queue is not None
             self.queue.set(snapshot={"version": manifest.version, "name": name})
         except QueueError as error:
             raise SnapshotError(f"Version {manifest.version} could not be published. {error}") from error
 
     def _published(self) -> tuple[int, str]:
         """Return the published version and the name of its files; (0, "") if there is none."""
-        assert self.queue is not None
         published = self.queue.get("snapshot")
         return (int(published["version"]), str(published["name"])) if isinstance(published, dict) else (0, "")
 
@@ -135,7 +134,6 @@ class SharedStore(RunStore):
         version, name = self._published()
         if version > (pointed_version(self.folder.snapshots) or 0):
             self._fetch(name)
-            assert self.queue is not None
             prune(self.folder.snapshots, self.config.keep_snapshots, [int(self.queue.get("validated", 0))])
 
     def fetch(self, state: str | None, candidate: str | None) -> int:
