@@ -118,7 +118,7 @@ def update_task(
             answers=tuple(t.answer for t in trajectories),
             pseudo_labels=tuple(outcome.labels[i] for i in rows),
             confidence=outcome.confidence,
-            images=_kept_images(images, chosen),
+            images=() if images is None else images.save([s.images for s in chosen]),
         ),
         reward_tensor=result.contributions[rows, :steps].float(),
         components=tuple(result.component_names),
@@ -135,9 +135,3 @@ def update_task(
 
 def _has_tokens(sample: Rollout) -> bool:
     return sample.scorable and bool(sample.agent_mask.any()) and sample.logprobs is not None
-
-
-def _kept_images(folder: ImageFolder | None, samples: Sequence[Rollout]) -> tuple[tuple[str, ...], ...]:
-    if folder is None or not any(sample.images for sample in samples):
-        return ()
-    return tuple(folder.save(sample.images) for sample in samples)

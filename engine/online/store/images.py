@@ -5,6 +5,7 @@ The update queue only holds the names. The worker loads the images for its forwa
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -28,15 +29,16 @@ class ImageFolder:
         self.fetch = fetch
         self.load = lru_cache(maxsize=KEPT)(self._load)
 
-    def save(self, images: Sequence[ModelImage]) -> tuple[str, ...]:
-        """Write each image once, and return the names. Raises OSError."""
-        for image in images:
+    def save(self, rows: Sequence[Sequence[ModelImage]]) -> tuple[tuple[str, ...], ...]:
+        """Write each image once, and return the names by row; empty if no row has images. Raises OSError."""
+        for image in itertools.chain.from_iterable(rows):
             path = self.path(image.key)
             if not path.exists():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 arrays, facts = stored_images([[image]])
                 replace_file(path, save(arrays, {"images": json.dumps(facts)}))
-        return tuple(image.key for image in images)
+        names = tuple(tuple(image.key for image in row) for row in rows)
+        return names if any(names) else ()
 
     def _load(self, name: str) -> ModelImage:
         """Load an image. Raises KeyError if it is missing or damaged, QueueError if it cannot be fetched now."""
