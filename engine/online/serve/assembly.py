@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +20,6 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ....configs.schema import RunConfig
-from ....configs.sections.online import OnlineConfig
 from ....rewards.orchestrator import RewardOrchestrator
 from ...agents.remote.agent import RemoteAgent
 from ...agents.remote.opening import open_remote_agent
@@ -36,7 +36,7 @@ from ...runs.paths import OnlineFolder
 from ...runs.write.writer import RunWriter
 from ...training.checkpoints import load_rewards
 from ..process import load_serving_policy, serving_agent, serving_settings
-from ..store.opening import RunStore, open_store
+from ..store.opening import open_store
 from ..store.snapshots import SnapshotReader
 from ..store.update_log import UpdateLogs
 from ..store.update_queue import QueueError, Trouble, UpdateQueue
@@ -77,10 +77,9 @@ def serve(
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) - online.updates))  # leave one core to the worker
     torch.manual_seed(config.seed)
-    folder = OnlineFolder(run_dir)
-    problem = partial(_alert, writer)
-    store = open_store(folder, online, problem)
     with contextlib.ExitStack() as closing:  # closes in reverse order
+        parts = _Parts(config, writer, OnlineFolder(run_dir), closing)
+        folder, store, problem = parts.folder, parts.store, parts.problem
         # Two connections, so that reading never waits for a write that a stopped worker holds up.
         engine_queue = patiently(store.open_engine_queue, control, problem)
         if engine_queue is None:
@@ -88,21 +87,21 @@ def serve(
         closing.callback(engine_queue.close)
         queue = store.open_engine_queue()
         closing.callback(queue.close)
-        validation = _validation(online, folder, queue, problem, closing)
+        validation = parts.validation(queue)
         reader = store.reader()
         closing.callback(store.link(queue))
-        keeper = _record_keeper(config, writer, queue, store.name, problem, closing)
+        keeper = parts.record_keeper(queue)
         model, tokenizer = load_serving_policy(config)
-        buffer = _earlier_experiences(folder.buffer, writer, problem) if resume else ExperienceBuffer()
+        buffer = parts.earlier_experiences() if resume else ExperienceBuffer()
         closing.enter_context(_saved_periodically(buffer, folder.buffer))
-        agent, follower = _policy(config, writer, model, tokenizer, store.name, reader, problem)
+        agent, follower = parts.policy(model, tokenizer, reader)
         closing.callback(follower.stop)
-        engine = _engine(engine_class, config, writer, agent, tokenizer, buffer, store)
+        engine = parts.engine(engine_class, agent, tokenizer, buffer)
         follower.look()
         follower.start()
         source, pipe = _source(config, tokenizer)
         if online.serve is not None:
-            server = _server(EngineBackend(config, folder, source, engine, follower), closing)
+            server = parts.server(EngineBackend(config, folder, source, engine, follower))
             if patiently(partial(_write_address, folder.address, server), control, problem) is None:
                 return False
         record_vocabulary(writer, tokenizer)
@@ -121,11 +120,6 @@ def serve(
         return serving.run()
 
 
-def _alert(writer: RunWriter, message: str) -> None:
-    writer.event("alert", message, detector="serving")
-    log.warning("%s", message)
-
-
 def patiently(act: Callable[[], T], control: ControlChannel, tell: Callable[[str], None]) -> T | None:
     """Return the result of `act` once the disk allows it; None if the run ends first."""
     trouble = Trouble(tell)
@@ -141,114 +135,142 @@ def patiently(act: Callable[[], T], control: ControlChannel, tell: Callable[[str
         time.sleep(AGAIN_S)
 
 
-def _validation(
-    config: OnlineConfig,
-    folder: OnlineFolder,
-    queue: UpdateQueue,
-    problem: Callable[[str], None],
-    closing: contextlib.ExitStack,
-) -> ValidationProcess | None:
-    """Start validation if it is on. It runs while the policy loads here."""
-    if not config.updates or not config.validation.enabled:
-        return None
-    validation = ValidationProcess(folder, queue, problem)
-    closing.callback(validation.stop)
-    validation.keep_alive()
-    return validation
+@dataclass
+class _Parts:
+    """Makes the parts of the engine's process. closing: closes them in reverse order."""
 
+    config: RunConfig
+    writer: RunWriter
+    folder: OnlineFolder
+    closing: contextlib.ExitStack
 
-def _record_keeper(
-    config: RunConfig,
-    writer: RunWriter,
-    queue: UpdateQueue,
-    engine: str,
-    problem: Callable[[str], None],
-    closing: contextlib.ExitStack,
-) -> RecordKeeper:
-    run_dir = writer.run_dir
-    wandb = WandbSink(config.logging, run_dir, run_id=run_dir.name, name=config.name, on_problem=problem)
-    closing.callback(wandb.close)
-    return RecordKeeper(
-        writer,
-        queue,
-        config.online.kl,
-        sinks=[wandb],
-        tokens=config.logging.record_tokens,
-        engine=engine,
-        logs=None if config.online.is_shared else UpdateLogs(run_dir),
-    )
+    def __post_init__(self) -> None:
+        self.store = open_store(self.folder, self.config.online, self.problem)
 
+    def problem(self, message: str) -> None:
+        self.writer.event("alert", message, detector="serving")
+        log.warning("%s", message)
 
-def _policy(
-    config: RunConfig,
-    writer: RunWriter,
-    model: PeftModel | PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
-    reader: SnapshotReader,
-    problem: Callable[[str], None],
-) -> tuple[TransformersAgent | RemoteAgent, WeightFollower]:
-    """Return the agent that answers, here or on rollout servers, and the follower of its weights."""
-    online = config.online
-    if config.rollouts.engine == "transformers":
-        agent = serving_agent(config, model, tokenizer)
-        return agent, WeightFollower(model, reader, poll_s=online.poll_interval_s, on_problem=problem)
-    remote = open_remote_agent(
-        config,
-        model,
-        tokenizer,
-        AgentSettings(**serving_settings(config)),
-        writer.run_dir,
-        name=name.replace("/", "-"),
-        counted="v",
-        request_timeout_s=min(config.rollouts.request_timeout_s, online.request_timeout_s),
-        wait_s=0.0,  # `Serving` does the waiting, because it can still be stopped
-    )
+    def loading(self, message: str) -> None:
+        self.writer.event("phase", message, name="loading")
 
-    def tell(sentence: str, good: bool) -> None:
-        kind, facts = event_of(good)
-        writer.event(kind, sentence, **facts)
+    def validation(self, queue: UpdateQueue) -> ValidationProcess | None:
+        """Start validation if it is on. It runs while the policy loads here."""
+        if not self.config.online.updates or not self.config.online.validation.enabled:
+            return None
+        validation = ValidationProcess(self.folder, queue, self.problem)
+        self.closing.callback(validation.stop)
+        validation.keep_alive()
+        return validation
 
-    remote.pool.tell = tell
-    return remote, PooledWeights(remote, reader, poll_s=online.poll_interval_s, on_problem=problem)
+    def record_keeper(self, queue: UpdateQueue) -> RecordKeeper:
+        config, run_dir = self.config, self.writer.run_dir
+        wandb = WandbSink(config.logging, run_dir, run_id=run_dir.name, name=config.name, on_problem=self.problem)
+        self.closing.callback(wandb.close)
+        return RecordKeeper(
+            self.writer,
+            queue,
+            config.online.kl,
+            sinks=[wandb],
+            tokens=config.logging.record_tokens,
+            engine=self.store.name,
+            logs=None if config.online.is_shared else UpdateLogs(run_dir),
+        )
 
+    def policy(
+        self, model: PeftModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, reader: SnapshotReader
+    ) -> tuple[TransformersAgent | RemoteAgent, WeightFollower]:
+        """Return the agent that answers, here or on rollout servers, and the follower of its weights."""
+        config, online = self.config, self.config.online
+        if config.rollouts.engine == "transformers":
+            agent = serving_agent(config, model, tokenizer)
+            return agent, WeightFollower(model, reader, poll_s=online.poll_interval_s, on_problem=self.problem)
+        remote = open_remote_agent(
+            config,
+            model,
+            tokenizer,
+            AgentSettings(**serving_settings(config)),
+            self.writer.run_dir,
+            name=self.store.name.replace("/", "-"),
+            counted="v",
+            request_timeout_s=min(config.rollouts.request_timeout_s, online.request_timeout_s),
+            wait_s=0.0,  # `Serving` does the waiting, because it can still be stopped
+        )
 
-def _engine(
-    engine_class: type[InferenceEngine],
-    config: RunConfig,
-    writer: RunWriter,
-    agent: TransformersAgent | RemoteAgent,
-    tokenizer: PreTrainedTokenizerBase,
-    buffer: ExperienceBuffer,
-    store: RunStore,
-) -> InferenceEngine:
-    orchestrator = RewardOrchestrator(config=config.rewards, seed=config.seed)
-    known = _load_reward_state(orchestrator, config, writer)
-    return engine_class(
-        agent.model,
-        RolloutRunner(agent, tokenizer, config.online.samples, prepare=prepares(config.environment, writer)),
-        orchestrator,
-        config.online,
-        buffer=buffer,
-        learn_statistics=not known,
-        seed=config.seed,
-        images=store.images if agent.sees else None,
-        name=store.name,
-        judge=make_judge(config.environment, [], special_texts(tokenizer)),
-    )
+        def tell(sentence: str, good: bool) -> None:
+            kind, facts = event_of(good)
+            self.writer.event(kind, sentence, **facts)
 
+        remote.pool.tell = tell
+        return remote, PooledWeights(remote, reader, poll_s=online.poll_interval_s, on_problem=self.problem)
 
-def _earlier_experiences(path: Path, writer: RunWriter, problem: Callable[[str], None]) -> ExperienceBuffer:
-    """Return the saved buffer of a resumed run. Serving does not depend on it, so a lost one starts empty."""
-    buffer = ExperienceBuffer()
-    if not path.exists():
-        writer.event("phase", "There is no memory of earlier experiences. It starts empty.", name="loading")
+    def engine(
+        self,
+        engine_class: type[InferenceEngine],
+        agent: TransformersAgent | RemoteAgent,
+        tokenizer: PreTrainedTokenizerBase,
+        buffer: ExperienceBuffer,
+    ) -> InferenceEngine:
+        config = self.config
+        orchestrator = RewardOrchestrator(config=config.rewards, seed=config.seed)
+        known = self._load_reward_state(orchestrator)
+        prepare = prepares(config.environment, self.writer)
+        return engine_class(
+            agent.model,
+            RolloutRunner(agent, tokenizer, config.online.samples, prepare=prepare),
+            orchestrator,
+            config.online,
+            buffer=buffer,
+            learn_statistics=not known,
+            seed=config.seed,
+            images=self.store.images if agent.sees else None,
+            name=self.store.name,
+            judge=make_judge(config.environment, [], special_texts(tokenizer)),
+        )
+
+    def earlier_experiences(self) -> ExperienceBuffer:
+        """Return the saved buffer of a resumed run. Serving does not depend on it, so a lost one starts empty."""
+        buffer, path = ExperienceBuffer(), self.folder.buffer
+        if not path.exists():
+            self.loading("There is no memory of earlier experiences. It starts empty.")
+            return buffer
+        try:
+            buffer.load(path)
+        except (OSError, ValueError) as error:
+            self.problem(f"The memory of earlier experiences is lost ({error}). It starts empty.")
         return buffer
-    try:
-        buffer.load(path)
-    except (OSError, ValueError) as error:
-        problem(f"The memory of earlier experiences is lost ({error}). It starts empty.")
-    return buffer
+
+    def _load_reward_state(self, orchestrator: RewardOrchestrator) -> bool:
+        """Load the reward statistics and the dynamics model of offline training. Returns whether they exist.
+
+        They stay fixed, so that rewards have the same meaning as in training. Without them, both are learned here.
+        """
+        folder = Path(self.config.model.sft_adapters or "").expanduser()
+        if not (folder / "rewards.json").is_file():
+            self.loading("No saved reward statistics: the run starts with empty ones.")
+            return False
+        load_rewards(orchestrator, folder)
+        self.loading(f"Reward statistics loaded from {folder}.")
+        return True
+
+    def server(self, backend: EngineBackend) -> AnswerServer:
+        """Start the HTTP server."""
+        online, folder = self.config.online, self.folder
+        shown = tuple(Path(f).expanduser().resolve() for f in online.image_folders)
+        server = AnswerServer(
+            online.serve or "",
+            backend.source,
+            backend,
+            uploads=Uploads(folder.run_dir / "images" / "uploads", shown),
+            tokens=os.environ.get(TOKEN_VARIABLE, "").split(),
+            certificate=Path(online.tls_certificate).expanduser() if online.tls_certificate else None,
+            key=Path(online.tls_key).expanduser() if online.tls_key else None,
+        )
+        server.start()
+        log.info("answering on %s", server.url)
+        self.closing.callback(folder.address.unlink, missing_ok=True)
+        self.closing.callback(server.stop)
+        return server
 
 
 @contextlib.contextmanager
@@ -272,20 +294,6 @@ def _saved_periodically(buffer: ExperienceBuffer, path: Path) -> Iterator[None]:
     finally:
         ended.set()
         thread.join(timeout=30)
-
-
-def _load_reward_state(orchestrator: RewardOrchestrator, config: RunConfig, writer: RunWriter) -> bool:
-    """Load the reward statistics and the dynamics model of offline training. Returns whether they exist.
-
-    They stay fixed, so that rewards have the same meaning as in training. Without them, both are learned here.
-    """
-    folder = Path(config.model.sft_adapters or "").expanduser()
-    if not (folder / "rewards.json").is_file():
-        writer.event("phase", "No saved reward statistics: the run starts with empty ones.", name="loading")
-        return False
-    load_rewards(orchestrator, folder)
-    writer.event("phase", f"Reward statistics loaded from {folder}.", name="loading")
-    return True
 
 
 def _source(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[RequestSource, bool]:
@@ -322,26 +330,6 @@ def _print(values: Mapping[str, object]) -> None:
     """Print one JSON line. If the reader has closed the pipe, learning continues."""
     with _printing, contextlib.suppress(BrokenPipeError):
         print(json.dumps(dict(values)), flush=True)
-
-
-def _server(backend: EngineBackend, closing: contextlib.ExitStack) -> AnswerServer:
-    """Start the HTTP server."""
-    online, folder = backend.config.online, backend.folder
-    shown = tuple(Path(f).expanduser().resolve() for f in online.image_folders)
-    server = AnswerServer(
-        online.serve or "",
-        backend.source,
-        backend,
-        uploads=Uploads(folder.run_dir / "images" / "uploads", shown),
-        tokens=os.environ.get(TOKEN_VARIABLE, "").split(),
-        certificate=Path(online.tls_certificate).expanduser() if online.tls_certificate else None,
-        key=Path(online.tls_key).expanduser() if online.tls_key else None,
-    )
-    server.start()
-    log.info("answering on %s", server.url)
-    closing.callback(folder.address.unlink, missing_ok=True)
-    closing.callback(server.stop)
-    return server
 
 
 def _write_address(path: Path, server: AnswerServer) -> bool:
