@@ -259,7 +259,6 @@ class _Parts:
         shown = tuple(Path(f).expanduser().resolve() for f in online.image_folders)
         server = AnswerServer(
             online.serve or "",
-            backend.source,
             backend,
             uploads=Uploads(folder.run_dir / "images" / "uploads", shown),
             tokens=os.environ.get(TOKEN_VARIABLE, "").split(),

@@ -22,7 +22,6 @@ from .http.app import Api, make_app
 from .http.asking import Engine, ServerMetrics
 from .http.conversation import Uploads
 from .http.guard import Guard, is_loopback
-from .requests import RequestSource
 
 START_SECONDS = 10.0
 STOP_SECONDS = 5
@@ -90,14 +89,13 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 class AnswerServer:
-    """Serves answers over HTTP and puts requests into `source`. Raises ServeError for an address in use, or a public
-    address without tokens.
+    """Serves answers over HTTP and puts requests into `backend.source`. Raises ServeError for an address in use, or a
+    public address without tokens.
     """
 
     def __init__(
         self,
         address: str,
-        source: RequestSource,
         backend: EngineBackend,
         *,
         uploads: Uploads,
@@ -122,9 +120,9 @@ class AnswerServer:
             self._socket.close()
             raise ServeError(f"{address} cannot be served on: {error.strerror or error}") from error
         self.host, self.port = host, int(self._socket.getsockname()[1])
-        self._source = source
+        self._source = backend.source
         self._scheme = "http" if certificate is None else "https"
-        engine = Engine(source, ServerMetrics(source, backend))
+        engine = Engine(backend.source, ServerMetrics(backend))
         app = make_app(Api(backend, engine, Guard(is_loopback(host), tokens, max_body_bytes), uploads))
         config = uvicorn.Config(
             app,

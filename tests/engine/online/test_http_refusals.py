@@ -14,7 +14,6 @@ import pytest
 from grpo_tui.engine.online.serve.http.conversation import Uploads
 from grpo_tui.engine.online.serve.http.guard import is_loopback, parsed
 from grpo_tui.engine.online.serve.http.problems import HttpProblem
-from grpo_tui.engine.online.serve.requests import RequestSource
 from grpo_tui.engine.online.serve.server import AnswerServer, ServeError, parse_address
 
 from .world import ASK, LIMIT, TOKENS, StandIn, World
@@ -188,7 +187,7 @@ def test_who_asks_is_known_by_token_else_by_address_and_no_header_changes_that(w
 
 def test_open_to_others_only_with_a_token(tmp_path: Path) -> None:
     with pytest.raises(ServeError, match="set GRPO_TUI_TOKEN"):
-        AnswerServer("0.0.0.0:0", RequestSource(), StandIn(), uploads=Uploads(tmp_path))
+        AnswerServer("0.0.0.0:0", StandIn(), uploads=Uploads(tmp_path))
     with pytest.raises(ServeError, match="expected HOST:PORT"):
         parse_address("8000")
     assert parse_address(":8000") == ("127.0.0.1", 8000) and parse_address("[::1]:1") == ("::1", 1)
@@ -198,7 +197,7 @@ def test_open_to_others_only_with_a_token(tmp_path: Path) -> None:
 def test_an_address_that_is_taken(world: World, tmp_path: Path) -> None:
     address = f"127.0.0.1:{world.server.port}"
     with pytest.raises(ServeError, match="cannot be served on"):
-        AnswerServer(address, RequestSource(), StandIn(), uploads=Uploads(tmp_path))
+        AnswerServer(address, StandIn(), uploads=Uploads(tmp_path))
 
 
 def test_a_socket_over_tls(tmp_path: Path) -> None:

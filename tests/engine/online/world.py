@@ -58,7 +58,8 @@ class StandIn(EngineBackend):
     worker = "running"
     standing: Standing | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, source: RequestSource | None = None) -> None:
+        self.source = source or RequestSource()
         self.said: list[Feedback] = []
         self.sources: list[str] = []
 
@@ -102,16 +103,14 @@ class World:
 
     def __init__(self, folder: Path, *, max_waiting: int = 64, **options: Any) -> None:
         self.source = RequestSource(open_ended=True, max_waiting=max_waiting)
-        self.backend = StandIn()
+        self.backend = StandIn(self.source)
         self.reached: list[Request] = []
         self.error: str | None = None
         self.text = "red"
         self.serve = threading.Event()
         self.serve.set()
         self.uploads = Uploads(folder / "uploads", (folder / "shared",))
-        self.server = AnswerServer(
-            "127.0.0.1:0", self.source, self.backend, uploads=self.uploads, max_body_bytes=LIMIT, **options
-        )
+        self.server = AnswerServer("127.0.0.1:0", self.backend, uploads=self.uploads, max_body_bytes=LIMIT, **options)
         self.server.start()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)

@@ -37,7 +37,7 @@ LATENCY_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 class ServerMetrics:
     """The metrics of `GET /metrics`, in their own registry."""
 
-    def __init__(self, source: RequestSource, backend: EngineBackend) -> None:
+    def __init__(self, backend: EngineBackend) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "grpo_tui_http_requests", "Requests by path and status.", ("path", "status"), registry=self.registry
@@ -52,7 +52,7 @@ class ServerMetrics:
             "grpo_tui_tokens", "Tokens of all rollouts of answered questions.", ("kind",), registry=self.registry
         )
         for name, text, value in (
-            ("grpo_tui_waiting", "Questions that wait for the engine.", lambda: source.waiting),
+            ("grpo_tui_waiting", "Questions that wait for the engine.", lambda: backend.source.waiting),
             ("grpo_tui_policy_version", "The policy version that serves.", backend.serving_version),
             ("grpo_tui_learning", "1 while the update worker is alive.", lambda: backend.learning() == "running"),
         ):
