@@ -25,8 +25,7 @@ from .cache import ResultCache
 from .clips import Clip, Mask, clip_of_task
 from .operations import ocr, properties, segment, track, zoom
 from .own_images import read_tasks
-from .prompts import make_messages
-from .questions import DEFAULT_QUESTIONS, QUESTIONS, make_question
+from .questions import DEFAULT_QUESTIONS, QUESTIONS, make_messages, make_question
 from .routes import Route, routes_of, show
 from .scenes import COLOURS, SHAPES, SceneOptions
 
@@ -187,7 +186,7 @@ class VisualEnv(MultiTurnEnv):
         clip = clip_of_task(task, self.max_side)
         state = VisualState(task, clip)
         shown = self.images(state) if self.sees else None
-        return state, make_messages(task, clip.width, clip.height, clip.frames, self.style, shown)
+        return state, make_messages(task, clip, self.style, shown)
 
     def explain(self) -> str:
         about = "Answer a question about a picture with tools. Coordinates are pixels from the top left."

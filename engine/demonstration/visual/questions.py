@@ -1,4 +1,4 @@
-"""Tasks about scenes: the question, the right answer, and the location that the question mentions.
+"""Tasks about scenes: the question, the right answer, the location that the question mentions, and the prompt.
 
 The answer comes from the scene's data. The agent gets only the question and the pixels.
 """
@@ -12,11 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from ....envs.base import Split
+from ....envs.agent import Message
+from ....envs.base import PromptStyle, Split
+from ....envs.content import Block, ImageBlock, Picture, TextBlock
 from . import render
+from .clips import Clip
 from .operations.segment import lengths, opponent
 from .scenes import (
     DIRECTIONS,
@@ -233,3 +237,56 @@ QUESTIONS: Mapping[str, Callable[[random.Random, Scene, SceneOptions], Question]
     "inside": _inside,
 }
 DEFAULT_QUESTIONS = ("colour", "shape", "text", "motion", "bigger", "same_colour")
+
+
+# ---------------------------------------------------------------------------------------------------- prompts
+
+TERSE = {
+    "colour": "colour at {0}?",
+    "shape": "shape at {0}?",
+    "text": "text in {box}?",
+    "motion": "motion at {0}?",
+    "bigger": "colour of bigger, {0} or {1}?",
+    "same_colour": "same colour, {0} and {1}?",
+    "inside": "colour in {box}?",
+}
+"""For the tiny policy: as few tokens as possible."""
+FULL = {
+    "colour": "What colour is the object at ({0})? Answer with one word.",
+    "shape": "What shape is the object at ({0}): circle, square, triangle, star, cross or bar?",
+    "text": "What does the text in the box [{box}] say?",
+    "motion": "Which way does the object that is at ({0}) in the first frame move: right, left, up, down or still?",
+    "bigger": "Of the two objects at ({0}) and ({1}), what is the colour of the bigger one?",
+    "same_colour": "Do the two objects at ({0}) and ({1}) have the same colour? Answer yes or no.",
+    "inside": "What colour is the one object inside the box [{box}]? Answer with one word.",
+}
+"""For models that first read an explanation of the tools (`Env.explain`)."""
+
+
+def make_messages(
+    task: Mapping[str, Any], clip: Clip, style: PromptStyle, shown: Sequence[Picture] | None
+) -> list[Message]:
+    """Return the first messages of a rollout. Raises KeyError for a task without a question.
+
+    shown: pictures to put before the text, for a vision policy (None: any other policy).
+    """
+    width, height, frames = clip.width, clip.height, clip.frames
+    kind = "video" if frames > 1 else "image"
+    question = str(task["question"])
+    if question in TERSE and ("points" in task or "box" in task):
+        join = " " if style == "terse" else ", "
+        points = [join.join(str(int(v)) for v in p) for p in task.get("points", ())]
+        box = join.join(str(int(v)) for v in task.get("box", ()))
+        question = (TERSE if style == "terse" else FULL)[question].format(*points, box=box)
+    size = f"{width} x {height} pixels" + (f", {frames} frames" if frames > 1 else "")
+    if style == "terse":
+        text = f"{kind} {width} {height}. {question}"
+    elif shown is None:
+        text = f"You cannot see the {kind} ({size}); use the tools on it.\n{question}"
+    else:
+        some = f" Of its frames you see {len(shown)}." if frames > len(shown) else ""
+        text = f"This is the {kind} ({size}).{some} Use the tools on it to be sure.\n{question}"
+    if shown is None:
+        return [{"role": "user", "content": text}]
+    blocks: list[Block] = [ImageBlock(type="image", image=picture) for picture in shown]
+    return [{"role": "user", "content": [*blocks, TextBlock(type="text", text=text)]}]
