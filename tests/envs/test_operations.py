@@ -12,9 +12,10 @@ from PIL import Image
 from scipy import ndimage
 from skimage import filters, measure
 
+from benchmarks.environment import true_mask
 from grpo_tui.engine.demonstration.visual.operations import ocr, properties, segment, track, zoom
 from grpo_tui.engine.demonstration.visual.questions import make_question
-from grpo_tui.engine.demonstration.visual.render import photo_path, render, true_mask
+from grpo_tui.engine.demonstration.visual.render import photo_path, render
 from grpo_tui.engine.demonstration.visual.scenes import SceneOptions
 
 BACKGROUNDS = pytest.mark.parametrize("background", ["plain", "photo"])

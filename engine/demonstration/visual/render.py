@@ -1,4 +1,4 @@
-"""Render scenes to pixels, and compute their ground truth for benchmarks and tests.
+"""Render scenes to pixels.
 
 Only the environment's picture loading and the tests import this. The tools (`operations`) work on the arrays.
 """
@@ -52,16 +52,6 @@ def _add_noise(frames: np.ndarray, deviation: float, seed: int) -> None:
 @lru_cache(maxsize=1)
 def _noise_tile() -> np.ndarray:
     return np.random.default_rng(0).standard_normal((NOISE_TILE, NOISE_TILE, 3), dtype=np.float32)
-
-
-def true_mask(scene: Scene, index: int, frame: int = 0) -> np.ndarray:
-    """Return the pixels of which object `index` covers at least half, bool [H, W]."""
-    mask = np.zeros((scene.height, scene.width), dtype=np.float32)
-    shape = scene.objects[index]
-    alpha, left, top = coverage(shape, *shape.at(frame))
-    target, source = _clip(mask.shape, alpha.shape, left, top)
-    mask[target] = alpha[source]
-    return mask >= 0.5
 
 
 def coverage(shape: Shape, x: float, y: float) -> tuple[np.ndarray, int, int]:
