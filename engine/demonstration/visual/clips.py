@@ -35,26 +35,18 @@ class Clip:
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask of a clip's first frame, packed to bits. `key` identifies its content."""
+    """A mask of a clip's first frame, bool [H, W]. `key` identifies its content."""
 
     key: str
-    packed: bytes
-    shape: tuple[int, int]
+    array: np.ndarray = field(compare=False)
 
     @property
     def nbytes(self) -> int:
-        return len(self.packed)
-
-    def array(self) -> np.ndarray:
-        """Return the mask as bool [H, W]."""
-        size = self.shape[0] * self.shape[1]
-        return np.unpackbits(np.frombuffer(self.packed, dtype=np.uint8), count=size).reshape(self.shape).astype(bool)
+        return self.array.nbytes
 
     @classmethod
     def of(cls, mask: np.ndarray) -> Mask:
-        """Pack a bool [H, W] mask."""
-        packed = np.packbits(mask).tobytes()
-        return cls(hashlib.sha1(packed).hexdigest()[:16], packed, (mask.shape[0], mask.shape[1]))
+        return cls(hashlib.sha1(np.packbits(mask).tobytes()).hexdigest()[:16], mask)
 
 
 def clip_of_task(task: Mapping[str, Any], max_side: int) -> Clip:

@@ -242,7 +242,7 @@ class VisualEnv(MultiTurnEnv):
             state.masks.append(mask)
             number = len(state.masks)
         name = f"{clip.key}-with-{mask.key}.png"
-        drawn = Picture(name, lambda: with_mask(self._frame(clip, 0), mask.array()))
+        drawn = Picture(name, lambda: with_mask(self._frame(clip, 0), mask.array))
         return StepResult(
             f"mask {number}",
             produced={"mask": (str(number),)},
@@ -254,7 +254,7 @@ class VisualEnv(MultiTurnEnv):
     def _properties_step(self, state: VisualState, number: int) -> StepResult:
         clip, mask = state.clip, state.masks[number - 1]
         found = self.cache.get(
-            clip.key, "GET_PROPERTIES", mask.key, lambda: properties.properties_of(self._frame(clip, 0), mask.array())
+            clip.key, "GET_PROPERTIES", mask.key, lambda: properties.properties_of(self._frame(clip, 0), mask.array)
         )
         size = round(2 * (found.area / np.pi) ** 0.5)
         text = f"{found.colour} {found.shape}, size {size}, at {round(found.x)} {round(found.y)}"
@@ -268,7 +268,7 @@ class VisualEnv(MultiTurnEnv):
     def _track_step(self, state: VisualState, number: int) -> StepResult:
         clip, mask = state.clip, state.masks[number - 1]
         found = self.cache.get(
-            clip.key, "TRACK_OBJECT", mask.key, lambda: track.track_object(self._frames(clip), mask.array())
+            clip.key, "TRACK_OBJECT", mask.key, lambda: track.track_object(self._frames(clip), mask.array)
         )
         shown = found.positions if self.style == "full" else (found.positions[0], found.positions[-1])
         places = " to ".join(f"{round(x)} {round(y)}" for x, y in shown)
@@ -304,7 +304,7 @@ class VisualEnv(MultiTurnEnv):
 
 
 def _mask_picture(mask: Mask) -> Picture:
-    return Picture(f"mask-{mask.key}", lambda: mask.array().astype(np.uint8) * 255)
+    return Picture(f"mask-{mask.key}", lambda: mask.array.astype(np.uint8) * 255)
 
 
 def _spread(frames: int) -> list[int]:

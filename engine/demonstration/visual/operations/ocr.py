@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cachetools import cached
 from PIL import Image
 
 from .....configs.errors import GrpoTuiError
@@ -80,16 +80,8 @@ def model_path() -> Path:
     return models[0]
 
 
-_loading = threading.Lock()
-
-
+@cached({}, condition=threading.Condition())
 def _model() -> tuple[Any, list[str]]:
-    with _loading:
-        return _load()
-
-
-@lru_cache(maxsize=1)
-def _load() -> tuple[object, list[str]]:
     path = model_path()
     try:
         import onnxruntime
