@@ -19,30 +19,25 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")
 
 def check_relations(config: RunConfig) -> Iterator[Problem]:
     """Find keys that contradict each other. The loader fills in `place`."""
-    for check in (_tokens, _rows, _passed, _distillation, _adapters, _precision, _folders, _data, _servers, _queue):
+    for check in (_training, _passed, _distillation, _model, _data, _servers, _online):
         yield from check(config)
 
 
-def _tokens(config: RunConfig) -> Iterator[Problem]:
-    t = config.training
+def _training(config: RunConfig) -> Iterator[Problem]:
+    t, sft = config.training, config.sft
     if t.max_turn_tokens > t.max_trajectory_tokens:
         yield Problem(
             "training.max_turn_tokens",
             f"one turn may take {t.max_turn_tokens} tokens but a whole trajectory only {t.max_trajectory_tokens}",
             f"at most {t.max_trajectory_tokens}, or raise training.max_trajectory_tokens",
         )
-
-
-def _rows(config: RunConfig) -> Iterator[Problem]:
-    """Check the micro-batch: TRL silently drops the remainder of a batch that it does not divide."""
-    t, sft = config.training, config.sft
     rows = t.prompts_per_step * t.num_generations
     of_step = f"rows of a step ({t.prompts_per_step} prompts × {t.num_generations} generations)"
     for key, size, total, what in (
         ("training", t.micro_batch_size, rows, of_step),
         ("sft", sft.micro_batch_size, sft.batch_size, "conversations of a step (sft.batch_size)"),
     ):
-        if size is not None and total % size:
+        if size is not None and total % size:  # TRL would silently drop the remainder
             divisors = [d for d in range(1, total + 1) if total % d == 0]
             nearest = min(divisors, key=lambda d, size=size: abs(math.log(d / size)))
             yield Problem(
@@ -55,6 +50,12 @@ def _rows(config: RunConfig) -> Iterator[Problem]:
             "training.tree.fresh",
             f"{t.fresh} of the {t.num_generations} rollouts of a group cannot start at the prompt",
             f"at most {t.num_generations}, or null for half",
+        )
+    if os.path.normpath(sft.output_dir) == os.path.normpath(t.output_dir):
+        yield Problem(
+            "training.output_dir",
+            f"the same folder as sft.output_dir ({sft.output_dir}), so one phase would overwrite the other's adapters",
+            "two different folders",
         )
 
 
@@ -127,7 +128,7 @@ def _distillation(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _adapters(config: RunConfig) -> Iterator[Problem]:
+def _model(config: RunConfig) -> Iterator[Problem]:
     m = config.model
     if (m.sft_adapters or "").startswith("builtin:") and m.sft_adapters != BUILTIN_ADAPTERS.get(m.base):
         yield Problem(
@@ -139,10 +140,6 @@ def _adapters(config: RunConfig) -> Iterator[Problem]:
         yield Problem("model.quantization", "only adapters on weights in 4 bits are trained", "set model.lora")
     if config.mode == "online" and m.lora is None:
         yield Problem("model.lora", "null means no adapters, but learning while serving updates them", "r, alpha, …")
-
-
-def _precision(config: RunConfig) -> Iterator[Problem]:
-    m = config.model
     if m.quantization is not None and m.device in ("cpu", "mps"):
         yield Problem(
             "model.quantization",
@@ -154,16 +151,6 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 f"model.{key}", "a CPU computes float16 about ten times slower than float32", "float32 or bfloat16"
             )
-
-
-def _folders(config: RunConfig) -> Iterator[Problem]:
-    sft, rft = config.sft.output_dir, config.training.output_dir
-    if os.path.normpath(sft) == os.path.normpath(rft):
-        yield Problem(
-            "training.output_dir",
-            f"the same folder as sft.output_dir ({sft}), so one phase would overwrite the other's adapters",
-            "two different folders",
-        )
 
 
 def _data(config: RunConfig) -> Iterator[Problem]:
@@ -206,7 +193,7 @@ def _data(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _queue(config: RunConfig) -> Iterator[Problem]:
+def _online(config: RunConfig) -> Iterator[Problem]:
     online = config.online
     if config.mode == "online" and (others := set(config.logging.report_to) - {"wandb"}):
         yield Problem("logging.report_to", f"learning while serving reports to wandb, not to {min(others)}", "[wandb]")
