@@ -136,7 +136,7 @@ def evaluate(policies: list[str], task: str, folder: Path, given: argparse.Names
     config = folder / "config.yaml"
     start = adapters_of_sft(task, given.results.parent / "pretrained", given.device)
     config.write_text(json.dumps(settings(task, 0, start, given.device)))
-    command = [sys.executable, "-c", "from grpo_tui.tui.cli.main import main; main()"]
+    command = [sys.executable, "-m", "grpo_tui.tui.cli"]
     command += ["--runs-dir", str(folder / "runs"), "eval", *policies, "--config", str(config), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment())
     if done.returncode:
@@ -181,7 +181,7 @@ def adapters_of_sft(task: str, folder: Path, device: str) -> str | None:
         config |= {"mode": "sft", "sft": {"max_steps": steps, "demonstrations": 256, "eval_tasks": 0}}
         config["sft"]["output_dir"] = str(made)
         (folder / f"sft-{task}.yaml").write_text(json.dumps(config))
-        command = [sys.executable, "-c", "from grpo_tui.tui.cli.main import main; main()"]
+        command = [sys.executable, "-m", "grpo_tui.tui.cli"]
         command += ["--runs-dir", str(folder / "runs"), "train", str(folder / f"sft-{task}.yaml"), "--headless"]
         subprocess.run(command, check=True, capture_output=True)
     return str(made)

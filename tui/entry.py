@@ -14,16 +14,16 @@ from .cli.output import ended_by, on_terminal, prepare_streams
 
 
 def main() -> None:
-    """Open the app for `grpo-tui` and `grpo-tui inspect RUN` on a terminal. Pass other arguments to `cli.main`."""
+    """Open the app for `grpo-tui` and `grpo-tui inspect RUN` on a terminal. Run other commands by `cli.main`."""
     prepare_streams()
     try:
         if _done(sys.argv[1:]):
             return
     except BaseException as error:
         sys.exit(ended_by(error))
-    from .cli.main import main as command_line
+    from .cli.main import run
 
-    command_line()
+    sys.exit(run(sys.argv[1:]))
 
 
 def _done(arguments: list[str]) -> bool:

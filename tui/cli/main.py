@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from .common import ExitCode, fail, on_terminal, warn
-from .output import ended_by, prepare_streams
+from .output import ended_by
 
 _UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
 """Typer 0.26 took this class over from click and does not export it."""
@@ -84,19 +84,12 @@ def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
     return app
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script: every way out is an exit code and at most a few lines on standard error."""
-    prepare_streams()
-    sys.exit(run(arguments))
-
-
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    named = [word for word in words[:1] if word in COMMANDS]
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code. Every way out prints at most a few lines on standard error."""
+    named = [word for word in arguments[:1] if word in COMMANDS]
     try:
         command = typer.main.get_command(command_line(named or COMMANDS))
-        result = command.main(args=words, prog_name="grpo-tui", standalone_mode=False)
+        result = command.main(args=list(arguments), prog_name="grpo-tui", standalone_mode=False)
         sys.stdout.flush()
         return int(result) if isinstance(result, int) else ExitCode.OK
     except _UsageError as wrong:
@@ -110,7 +103,3 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return ended_by(KeyboardInterrupt())
     except BaseException as error:
         return ended_by(error)
-
-
-if __name__ == "__main__":
-    main()

@@ -39,7 +39,7 @@ def web(
         named_run(run, home)  # ends the command where there is none
     port = free_port("--port", port)
     opening = [] if run is None else ["inspect", run]
-    command = [sys.executable, "-P", "-m", "grpo_tui.tui.cli.main", "--runs-dir", str(home), *opening]
+    command = [sys.executable, "-P", "-m", "grpo_tui.tui.cli", "--runs-dir", str(home), *opening]
     os.environ["GRPO_TUI_IMAGES"] = "blocks"  # a browser has no graphics protocol
     _server(f"exec {shlex.join(command)}", port).serve()
 
