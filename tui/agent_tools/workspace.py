@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -50,11 +49,9 @@ class Workspace:
             raise ToolError("only runs listed by list_runs can be read; give one of their ids")
         return find_run(self.home, reference)
 
-    @contextmanager
-    def open(self, run: str) -> Iterator[RunReader]:
+    def open(self, run: str) -> RunReader:
         """Open the record of a run or dump."""
-        with open_reader(Path(self.find(run).path)) as reader:
-            yield reader
+        return open_reader(Path(self.find(run).path))
 
 
 def number(reader: RunReader, rollout: str | int) -> int:

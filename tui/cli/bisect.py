@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -42,7 +41,7 @@ def bisect(
     from ...engine.runs.read.behavior import TRAINED, trained
 
     info = run_or_dump(reference, home, maps, importers)
-    with closing(open_reader(Path(info.path))) as reader:
+    with open_reader(Path(info.path)) as reader:
         notes = reader.rollouts.filter_notes(behaviour)
         shown = reader.rollouts.per_step(Query(trained(behaviour)))
         counts = [(s, n, shown.get(s, 0)) for s, n in reader.rollouts.per_step(Query(TRAINED)).items()]
@@ -84,7 +83,7 @@ def _by_evaluation(
     def share_at(step: int) -> float:
         subject = find_subject(f"{info.id}@{step or BASE}", home)
         folder = evaluated(home, subject, config, tasks, samples, quiet=as_json)
-        with closing(RunReader(folder)) as reader:
+        with RunReader(folder) as reader:
             total, shown = (sum(reader.rollouts.per_step(Query(f)).values()) for f in ("", behaviour))
         shares[step] = shown / max(total, 1)
         if not as_json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -54,7 +53,7 @@ def check(
     if again:
         return _recompute(reference, info, formula, as_json)
     try:
-        with closing(open_reader(Path(info.path))) as reader:
+        with open_reader(Path(info.path)) as reader:
             diagnosis = _diagnose(info, reader)
             total, measured = reader.rollouts.total(), len(reader.metrics.names())
             problems = reader.problems
@@ -130,7 +129,7 @@ def _steps(found: Found) -> str:
 def _recompute(reference: str, info: RunInfo, formula: str, as_json: bool) -> None:
     """Print each number that differs from its recomputation. Exits with 1 if there is one."""
     try:
-        with closing(open_reader(Path(info.path))) as reader:
+        with open_reader(Path(info.path)) as reader:
             report = report_of(info, reader, formula)
             problems = reader.problems
     except (RecordError, ConfigError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -50,7 +49,7 @@ def rescore(
     new = load(str(Path(info.path) / CONFIG_FILE), set_, options=own(None, None, reward))
     try:
         old = read_config(info.path)
-        with closing(RunReader(Path(info.path))) as reader:
+        with RunReader(Path(info.path)) as reader:
             result = computed(steps_of(reader), old, new, judged(old, new, info.path))
     except GrpoTuiError as problem:
         fail(str(problem), ExitCode.USAGE)
