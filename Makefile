@@ -97,6 +97,7 @@ smollm2: $(VENV)/.ready-test
 
 defaults: $(VENV)/.ready
 	@$(BIN)/python -m grpo_tui.configs.writing
+	@$(BIN)/python docs/from_grpoconfig.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

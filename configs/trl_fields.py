@@ -1,14 +1,13 @@
 """Where to set each field of TRL's `GRPOConfig`: in `training.trl`, in a key of grpo-tui, or nowhere (refused).
 
 `training.trl: {delta: 1.5}` passes a field to TRL. The tables validate configurations and generate
-docs/from-grpoconfig.md (`make defaults`).
+docs/from-grpoconfig.md (`docs/from_grpoconfig.py`).
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -151,12 +150,12 @@ PEFT = (
 
 
 @cache
-def installed_fields() -> Mapping[str, str]:
-    """Return the fields of the installed `GRPOConfig` with their defaults as text; empty without TRL.
+def installed_fields() -> frozenset[str]:
+    """Return the fields of the installed `GRPOConfig`; empty without TRL.
 
     It reads the source, because importing it would load torch.
     """
-    found: dict[str, str] = {}
+    found: set[str] = set()
     for package, file, name in (
         ("transformers", "training_args.py", "TrainingArguments"),
         ("trl", "trainer/base_config.py", "_BaseConfig"),
@@ -168,18 +167,8 @@ def installed_fields() -> Mapping[str, str]:
             continue
         tree = ast.parse((Path(folder) / file).read_text(encoding="utf-8"))
         body = next((n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name), [])
-        for node in body:
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                found[node.target.id] = _default(node)
-    return {name: default for name, default in found.items() if not name.startswith("_")} if len(found) > 1 else {}
-
-
-def _default(node: ast.AnnAssign) -> str:
-    """Return the default of a dataclass field as it is written in the source, if it is a plain value."""
-    value = node.value
-    if isinstance(value, ast.Call):
-        value = next((k.value for k in value.keywords if k.arg == "default"), None)
-    return "" if value is None or isinstance(value, ast.Name) else ast.unparse(value)
+        found |= {n.target.id for n in body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+    return frozenset(name for name in found if not name.startswith("_")) if len(found) > 1 else frozenset()
 
 
 def fault(key: str) -> tuple[str, str] | None:
@@ -194,38 +183,3 @@ def fault(key: str) -> tuple[str, str] | None:
     near = next(iter(difflib.get_close_matches(key, [*known, *OURS], n=1)), None)
     right = "docs/from-grpoconfig.md lists its fields" if near is None else f"nearest: {OURS.get(near, near)}"
     return "GRPOConfig of the installed TRL has no such field", right
-
-
-def page() -> str:
-    """Return docs/from-grpoconfig.md, for the installed TRL."""
-    lines = [HEAD]
-    for name, default in installed_fields().items():
-        setting = f"`training.trl.{name}`" + (f": {PASSED[name]}" if PASSED.get(name) else "")
-        if name in OURS:
-            setting = f"ours: {OURS[name]}"
-        elif name in REFUSED:
-            setting = f"refused: {REFUSED[name]}"
-        lines.append(f"| `{name}` | {f'`{default}`' if default else ''} | {setting} |")
-    return "\n".join(lines) + "\n"
-
-
-HEAD = """\
-# From GRPOConfig
-
-This page lists where to set each field of TRL's `GRPOConfig`. A field has a grpo-tui key if grpo-tui implements it.
-All other fields are passed to TRL:
-
-```yaml
-training:
-  trl: {lr_scheduler_type: cosine, warmup_steps: 0.1, delta: 1.5, optim: adafactor}
-model:
-  lora: {peft: {use_rslora: true}}
-```
-
-A field that TRL lacks or grpo-tui does not support is an error before the run starts. `sft.trl` takes the optimiser
-and scheduler fields. `model.lora.peft` takes fields of PEFT's `LoraConfig`.
-
-`make defaults` generates this page from `configs/trl_fields.py`, which also validates configurations.
-
-| field | TRL default | place |
-|---|---|---|"""

@@ -68,8 +68,6 @@ def _entry(name: str, value: object) -> list[str]:
 
 
 if __name__ == "__main__":
-    from .loading import DEFAULT_PATH, HERE
-    from .trl_fields import page
+    from .loading import DEFAULT_PATH
 
-    (HERE.resolve().parent / "docs" / "from-grpoconfig.md").write_text(page(), encoding="utf-8")
     DEFAULT_PATH.write_text(HEAD + to_yaml(RunConfig(), comments=True), encoding="utf-8")

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from trl.trainer.grpo_config import GRPOConfig
 
+from docs.from_grpoconfig import page
 from grpo_tui.configs.errors import ConfigError
 from grpo_tui.configs.expectations import walk
 from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.schema import RunConfig
-from grpo_tui.configs.trl_fields import OURS, PASSED, REFUSED, installed_fields, page
+from grpo_tui.configs.trl_fields import OURS, PASSED, REFUSED, installed_fields
 from grpo_tui.engine.training.run import TrainingError, trl_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,7 @@ def problem(*settings: str) -> str:
 
 def test_every_field_of_the_installed_trl_has_one_place():
     names = {f.name for f in fields(GRPOConfig) if f.init}
-    assert names == set(installed_fields())
+    assert names == installed_fields()
     assert not names - OURS.keys() - PASSED.keys() - REFUSED.keys()
     assert len(OURS.keys() | PASSED.keys() | REFUSED.keys()) == len(OURS) + len(PASSED) + len(REFUSED)
 
