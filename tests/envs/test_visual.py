@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.environment import CountedCache, true_mask
+from grpo_tui.configs.plain_data import from_plain
 from grpo_tui.engine.demonstration.visual import VisualEnv
 from grpo_tui.engine.demonstration.visual.cache import ResultCache
 from grpo_tui.engine.demonstration.visual.clips import clip_of_task
@@ -59,8 +60,9 @@ def test_tasks_are_repeatable_plain_json_and_grow_at_the_end():
     assert visual(questions=ALL).make_tasks("train", 25, seed=3) == tasks[:25]
     assert env.make_tasks("train", 25, seed=4) != tasks[:25]
     for task in tasks:
-        scene = Scene.from_json(task["scene"])
-        assert np.array_equal(render(scene), render(Scene.from_json(json.loads(json.dumps(scene.to_json())))))
+        scene = from_plain(Scene, task["scene"], strict=True)
+        again = from_plain(Scene, json.loads(json.dumps(scene.to_json())), strict=True)
+        assert np.array_equal(render(scene), render(again))
 
 
 def test_no_prompt_word_or_photograph_is_in_both_splits():

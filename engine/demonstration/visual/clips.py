@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from ....configs.pictures import check_size, open_picture
+from ....configs.plain_data import from_plain
 from ....envs.pictures import as_rgb
 from . import render
 from .scenes import Scene
@@ -66,7 +67,7 @@ def clip_of_task(task: Mapping[str, Any], max_side: int) -> Clip:
 @lru_cache(maxsize=4096)
 def _drawn_clip(content: str) -> Clip:
     """Return a drawn scene. Its JSON identifies the pixels without drawing, because drawing is deterministic."""
-    scene = Scene.from_json(json.loads(content))
+    scene = from_plain(Scene, json.loads(content), strict=True)
     key = hashlib.sha1(f"{render.RENDERER} {content}".encode()).hexdigest()[:16]
     return Clip(key, scene.width, scene.height, scene.frames, partial(render.render, scene))
 

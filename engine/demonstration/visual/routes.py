@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from ....envs.calls import format_call
@@ -75,7 +75,7 @@ def _walk(task: Mapping[str, Any], route: Route, rng: random.Random) -> Steps:
     points, box = task.get("points", ()), task.get("box", ())
     match route:
         case "right":
-            yield from _RIGHT[kind](task)
+            yield from _right(task)
         case "guess":
             yield _answer(guess(task, rng))
         case "skip_segment":  # a mask that does not exist
@@ -117,54 +117,37 @@ def _walk(task: Mapping[str, Any], route: Route, rng: random.Random) -> Steps:
             yield from _look(box[:2])
             yield _answer(guess(task, rng))
         case "repeat":  # the right route with its first call made twice
-            yield next(_RIGHT[kind](task))
-            yield from _RIGHT[kind](task)
+            yield next(_right(task))
+            yield from _right(task)
         case _:  # never answers
             looking = _call("READ_TEXT", box=list(box)) if box else _segment(points[0])
             while True:
                 yield looking
 
 
-def _right_property(task: Mapping[str, Any]) -> Steps:
-    colour, shape, _ = yield from _look(task["points"][0])
-    yield _answer(shape if task["question"] == "shape" else colour)
-
-
-def _right_motion(task: Mapping[str, Any]) -> Steps:
-    observation = yield _segment(task["points"][0])
-    observation = yield _call("TRACK_OBJECT", mask=_mask(observation))
-    yield _answer(observation.split(",")[0])
-
-
-def _right_comparison(task: Mapping[str, object]) -> Steps:
-    (first, _, size), (second, _, other) = yield from _both(task)
-    if task["question"] == "bigger":
-        yield _answer(first if size > other else second)
-    else:
-        yield _answer("yes" if first == second else "no")
-
-
-def _right_text(task: Mapping[str, Any]) -> Steps:
-    observation = yield _call("READ_TEXT", box=list(task["box"]))
-    yield _answer(observation.removeprefix("text "))
-
-
-def _right_inside(task: Mapping[str, Any]) -> Steps:
-    observation = yield _call("ZOOM_IN", box=list(task["box"]))
-    numbers = [int(n) for n in re.findall(r"\d+", observation.partition(":")[2])]
-    colour, _, _ = yield from _look(numbers[:2] if len(numbers) >= 2 else _centre(task["box"]))
-    yield _answer(colour)
-
-
-_RIGHT: dict[str, Callable[[Mapping[str, object]], Steps]] = {
-    "colour": _right_property,
-    "shape": _right_property,
-    "motion": _right_motion,
-    "bigger": _right_comparison,
-    "same_colour": _right_comparison,
-    "text": _right_text,
-    "inside": _right_inside,
-}
+def _right(task: Mapping[str, Any]) -> Steps:
+    match task["question"]:
+        case "motion":
+            observation = yield _segment(task["points"][0])
+            observation = yield _call("TRACK_OBJECT", mask=_mask(observation))
+            yield _answer(observation.split(",")[0])
+        case "bigger":
+            (first, _, size), (second, _, other) = yield from _both(task)
+            yield _answer(first if size > other else second)
+        case "same_colour":
+            (first, *_), (second, *_) = yield from _both(task)
+            yield _answer("yes" if first == second else "no")
+        case "text":
+            observation = yield _call("READ_TEXT", box=list(task["box"]))
+            yield _answer(observation.removeprefix("text "))
+        case "inside":
+            observation = yield _call("ZOOM_IN", box=list(task["box"]))
+            numbers = [int(n) for n in re.findall(r"\d+", observation.partition(":")[2])]
+            colour, _, _ = yield from _look(numbers[:2] if len(numbers) >= 2 else _centre(task["box"]))
+            yield _answer(colour)
+        case kind:  # colour or shape
+            colour, shape, _ = yield from _look(task["points"][0])
+            yield _answer(shape if kind == "shape" else colour)
 
 
 def _look(point: Sequence[int]) -> Generator[str, str, Properties]:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ....configs.plain_data import from_plain
 from .operations.properties import PROTOTYPES
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "bar")
@@ -119,11 +118,6 @@ class Scene:
     def to_json(self) -> dict[str, object]:
         flat = {**vars(self), "background": dict(vars(self.background))}  # dataclasses.asdict takes six times as long
         return {**flat, **{name: tuple(dict(vars(part)) for part in flat[name]) for name in ("objects", "words")}}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Scene:
-        """Parse the output of `to_json`. Raises TypeError or ValueError for anything else."""
-        return from_plain(cls, data, strict=True)
 
 
 @dataclass(frozen=True)
