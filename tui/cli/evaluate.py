@@ -162,18 +162,18 @@ def _spec(
 ) -> RunConfig:
     from ...configs.sections import EvaluationConfig, RolloutsConfig
 
-    config = subject.configure(base)
-    environment = config.environment
+    config = subject.configure(base).model_copy(deep=True)
+    config.mode, config.name = "eval", ""
+    config.rollouts = RolloutsConfig()  # this process samples, also where the run used servers
+    if not config.model.is_endpoint:
+        config.evaluation = EvaluationConfig()
+    spec = config.evaluation
+    spec.subject, spec.step, spec.samples, spec.temperature = subject.name, subject.step, samples, temperature
     if tasks is not None:
-        environment = environment.model_copy(update={"eval_tasks": tasks})
-    spec = {"subject": subject.name, "step": subject.step, "samples": samples, "temperature": temperature}
-    settings = base.evaluation if config.model.is_endpoint else EvaluationConfig()
-    changed: dict[str, object] = {"mode": "eval", "environment": environment, "name": ""}
-    changed |= {"evaluation": settings.model_copy(update=spec)}
-    changed |= {"rollouts": RolloutsConfig()}  # this process samples, also where the run used servers
+        config.environment.eval_tasks = tasks
     if seed is not None:
-        changed["seed"] = seed
-    return config.model_copy(update=changed)
+        config.seed = seed
+    return config
 
 
 def _folder_name(config: RunConfig) -> str:

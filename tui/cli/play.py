@@ -55,16 +55,13 @@ def play(
 
 
 def for_play(config: RunConfig) -> RunConfig:
-    """The same configuration with the policy in the process and without held-out tasks."""
+    """Return the same configuration with the policy in the process and without held-out tasks."""
     from ...configs.sections import RolloutsConfig
 
-    return config.model_copy(
-        update={
-            "environment": config.environment.model_copy(update={"eval_tasks": 0}),
-            "rollouts": RolloutsConfig(),
-            "logging": config.logging.model_copy(update={"wandb": "off", "report_to": []}),
-        }
-    )
+    own = config.model_copy(deep=True)
+    own.environment.eval_tasks, own.rollouts = 0, RolloutsConfig()
+    own.logging.wandb, own.logging.report_to = "off", []
+    return own
 
 
 def play_in_lines(game: Play) -> None:
