@@ -13,16 +13,12 @@ import typer
 
 from .common import ExitCode, SetOption, fail, say
 
-app = typer.Typer(
-    help="Run inference servers for rollouts (rollouts.engine: vllm).",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def rollouts() -> None:
-    """Run inference servers for rollouts."""
+    """Run inference servers for rollouts (rollouts.engine: vllm)."""
 
 
 @app.command("serve")

@@ -23,8 +23,7 @@ HEADS = ("run", "status", "mode", "environment", "model", "step", "reward", "suc
 def facts(run: RunInfo) -> dict[str, Any]:
     """Return a run as plain data, with its reward, and its success with the interval of an evaluation."""
     summary = headline(run)
-    fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
-    return {**fields, "reward": summary.reward, "success": summary.success, "interval": summary.interval}
+    return {**vars(run), "reward": summary.reward, "success": summary.success, "interval": summary.interval}
 
 
 def headline(run: RunInfo) -> Headline:

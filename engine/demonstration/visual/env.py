@@ -121,8 +121,6 @@ class VisualEnv(MultiTurnEnv):
         unknown = [q for q in questions if q not in QUESTIONS]
         if unknown or not questions:
             raise ValueError(f"questions must be some of {', '.join(QUESTIONS)}, not {list(questions)}")
-        if len(radii) != 2:
-            raise ValueError(f"radii must be two numbers, not {list(radii)}")
         if not 0 <= noise <= 20:
             raise ValueError(f"noise must be between 0 and 20 grey levels, not {noise}")
         if max_side < 16:
@@ -131,7 +129,7 @@ class VisualEnv(MultiTurnEnv):
         self.noise = noise
         self.max_side = max_side
         self.options = {
-            split: SceneOptions(tuple(colours), tuple(shapes), (radii[0], radii[1]), photo_share, split)
+            split: SceneOptions(tuple(colours), tuple(shapes), tuple(radii), photo_share, split)
             for split in ("train", "eval")
         }
         self.own_tasks = read_tasks(images) if images is not None else None

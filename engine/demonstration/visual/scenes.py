@@ -127,7 +127,7 @@ class SceneOptions:
 
     colours: Sequence[str] = tuple(COLOURS)
     shapes: Sequence[str] = SHAPES
-    radii: tuple[float, float] = (8.0, 17.0)
+    radii: Sequence[float] = (8.0, 17.0)
     photo_share: float = 0.5
     split: Literal["train", "eval"] = "train"
 
@@ -136,8 +136,7 @@ class SceneOptions:
             unknown = [g for g in chosen if g not in known]
             if unknown or not chosen:
                 raise ValueError(f"{name} must be some of {', '.join(known)}, not {list(chosen)}")
-        low, high = self.radii
-        if not 6 <= low <= high <= 22:
+        if len(self.radii) != 2 or not 6 <= self.radii[0] <= self.radii[1] <= 22:
             raise ValueError(f"radii must be two numbers between 6 and 22 pixels, not {list(self.radii)}")
         if not 0 <= self.photo_share <= 1:
             raise ValueError(f"photo_share must be between 0 and 1, not {self.photo_share}")
