@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..engine.runs.read.rollouts import MOST_OF_GROUP
 from ..engine.runs.types import AdvantageFormula, AdvantageTerm, TrajectoryRecord, TrajectoryRow, comparison
 from ..rewards.advantages.base import EPSILON, compared, spread
 from .format import MINUS, fixed
@@ -26,7 +27,7 @@ def formula_of(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> Adva
     if record.formula is not None or record.advantage is None or total is None:
         return record.formula
     pairs = [(r.reward, r.advantage) for r in group if r.reward is not None and r.advantage is not None]
-    if len(pairs) < 2 or len(pairs) < len(group):
+    if len(pairs) < 2 or len(pairs) < len(group) or len(group) == MOST_OF_GROUP:
         return None
     peers = spread([reward for reward, _ in pairs])
     fitting = []
@@ -41,10 +42,10 @@ def formula_of(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> Adva
 def recomputed(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> AdvantageTerm | None:
     """Return the advantage that GRPO would have given to a rollout of another trainer.
 
-    Return None if an advantage is recorded, or if not all rewards of the group are known.
+    Return None if an advantage is recorded, if not all rewards of the group are known, or if the group is too large.
     """
     total = record.breakdown.total if record.breakdown is not None else None
-    rewards = [r.reward for r in group if r.reward is not None]
+    rewards = [] if len(group) == MOST_OF_GROUP else [r.reward for r in group if r.reward is not None]
     if record.advantage is not None or total is None or len(rewards) < 2 or len(rewards) < len(group):
         return None
     peers = spread(rewards)

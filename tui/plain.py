@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -32,13 +32,16 @@ class Whole:
     step: int | None = None
 
 
-def read_whole(reader: RunReader, ref: str | int) -> Whole:
-    """Read a trajectory by id or number. Raises LookupError or RecordDamaged."""
+def read_whole(
+    reader: RunReader, ref: str | int, group_of: Callable[[str], Sequence[TrajectoryRow]] | None = None
+) -> Whole:
+    """Read a trajectory by id or number. `group_of` reads a group. Raises LookupError or RecordDamaged."""
     n = reader.bodies.number(ref)
     record = reader.bodies.trajectory(n)
     group: Sequence[TrajectoryRow] = ()
     if record.formula is None and (record.advantage is not None or "advantage" in record.unknown):
-        group = [row for here in reader.rollouts.rows([n]) for row in reader.rollouts.group(here.group)]
+        group_of = group_of or reader.rollouts.group
+        group = [row for here in reader.rollouts.rows([n]) for row in group_of(here.group)]
     note = reader.notes.read().get(record.trajectory.id)
     uses, formula = reader.bodies.uses(n, record), formula_of(record, group)
     return Whole(n, record, uses, formula, recomputed(record, group), note)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import grpo_tui.tui.cli.inspect  # noqa: F401 - its name in `sys.modules`
+from grpo_tui.engine.runs.read.rollouts import MOST_OF_GROUP, Rollouts
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.tui.cli.main import run
 
@@ -60,6 +61,21 @@ def test_an_advantage_that_nobody_wrote_is_recomputed_and_marked(tmp_path: Path)
             assert said["advantage"] == pytest.approx((reward - mean) / (std + 1e-4))
     recorded = exported(PEERS / "trl", tmp_path / "trl.jsonl")
     assert all(row["recomputed"] is None and row["advantage"] is not None for row in recorded)
+
+
+def test_a_group_is_read_once_for_its_rollouts_and_compared_if_it_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    read, known = list[str](), Rollouts.group
+    monkeypatch.setattr(Rollouts, "group", lambda self, name: read.append(name) or known(self, name))
+    dump, limit = tmp_path / "dump.jsonl", MOST_OF_GROUP - 1
+    rows = [{"group": "few", "reward": 2 * i, "completion": "a"} for i in range(2)]
+    rows += [{"group": name, "reward": 1, "completion": "a"} for name in ("most", "more") for _ in range(limit)]
+    dump.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {**rows[-1], "reward": 9}]))
+    found = exported(dump, tmp_path / "out.jsonl")
+    assert sorted(read) == ["few", "more", "most"]
+    sizes = {r["trajectory"]["group"]: (r["recomputed"] or {}).get("group_size") for r in found}
+    assert sizes == {"few": 2, "most": limit, "more": None}
 
 
 def test_a_report_says_what_was_read_and_found(tmp_path: Path):

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -101,8 +102,9 @@ def _print(chosen: ExportFormat, info: RunInfo, filter_: str, best: bool) -> Non
 
 def _rollouts(reader: RunReader, filter_: str, best: bool) -> Iterator[Whole]:
     rows = matching(reader, filter_, "", None)
+    group_of = lru_cache(16)(reader.rollouts.group)
     for row in _best(rows) if best else rows:
-        yield replace(read_whole(reader, row.n), step=row.step)
+        yield replace(read_whole(reader, row.n, group_of), step=row.step)
 
 
 def _best(rows: Iterator[TrajectoryRow]) -> Iterator[TrajectoryRow]:

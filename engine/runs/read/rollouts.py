@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the first paint of a list needs neither
     from .behavior import Span, SpanBehavior
 
 _KEPT_VIEWS = 12
-_KIN = 4096
+MOST_OF_GROUP = 4096
 """The maximum number of rollouts read from one group."""
 _SOME = 500
 """The maximum number of row numbers in one query."""
@@ -157,8 +157,9 @@ class Rollouts:
         return by_number(self._record, numbers)
 
     def group(self, group: str) -> list[TrajectoryRow]:
+        """Return the first `MOST_OF_GROUP` rollouts of a group."""
         condition = "grp = (SELECT id FROM groups WHERE name = ?) ORDER BY rollout, rows.n LIMIT ?"
-        return where(self._record, condition, (group, _KIN))
+        return where(self._record, condition, (group, MOST_OF_GROUP))
 
     def prompt(self, prompt_id: str, limit: int = 200) -> list[TrajectoryRow]:
         """Return the last `limit` rollouts of one prompt in the whole run, oldest first."""
