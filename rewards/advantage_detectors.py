@@ -37,7 +37,7 @@ def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         f"{what}: better rollouts in a group do not get higher advantages. The correlation of reward and advantage "
         f"within groups is {correlation:.2f}, and it should be near 1."
     )
-    ids, began = ids_of(batches[-1].rollouts, limits), latest[0].step
+    ids, began = ids_of(batches[-1].rollouts), latest[0].step
     return [Finding("advantage_order", message, correlation, ORDERED, ids, began=began)]
 
 
@@ -55,8 +55,7 @@ def used_advantages(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         "the loss does not use the rollouts' own advantages: its rows or tokens are out of order. This affects "
         f"{len(other):,} of {len(rollouts):,} rollouts, such as {other[0].used:.2g} for {other[0].advantage:.2g}."
     )
-    ids, began = ids_of(other, limits), latest[0].step
-    return [Finding("advantage_order", message, share, DISTINCT, ids, "loss", "failure", began)]
+    return [Finding("advantage_order", message, share, DISTINCT, ids_of(other), "loss", "failure", latest[0].step)]
 
 
 @detector("advantage_scale", need.REWARDS, need.ADVANTAGES)
@@ -71,7 +70,7 @@ def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     differ = math.sqrt(fmean(deviation(map(goal, g)) ** 2 for g in mixed))
     low, high = TINY * min(1.0, differ), HUGE * max(1.0, differ)
     if low < size < high:
-        return _off_centre(batches, limits)
+        return _off_centre(batches)
     problem = (
         "small, so the policy learns little: are rollouts compared with themselves (a group of one), or advantages "
         "divided twice?"
@@ -84,10 +83,10 @@ def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     )
     severity, began = "warning" if size else "failure", newest(batches)[0].step
     limit = low if size <= low else high
-    return [Finding("advantage_scale", message, size, limit, ids_of(mixed[0], limits), severity=severity, began=began)]
+    return [Finding("advantage_scale", message, size, limit, ids_of(mixed[0]), severity=severity, began=began)]
 
 
-def _off_centre(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+def _off_centre(batches: Sequence[Batch]) -> list[Finding]:
     """Find advantages whose mean is far from 0: the baseline is not the mean of the same rewards."""
     latest = newest(batches)
     rollouts = [r for r in rollouts_of(latest) if abs(r.advantage or 0.0) > SAME]
@@ -103,7 +102,7 @@ def _off_centre(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
         f"{share:.0%} of their RMS."
     )
     began = latest[0].step
-    return [Finding("advantage_scale", message, share, CENTRE, ids_of(rollouts, limits), "mean", began=began)]
+    return [Finding("advantage_scale", message, share, CENTRE, ids_of(rollouts), "mean", began=began)]
 
 
 @detector("paid_certainty", need.REWARDS, need.SURPRISE)
@@ -120,5 +119,5 @@ def paid_certainty(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
         "the reward follows the policy's own certainty, so it pays for likely texts: reward right answers. The "
         f"correlation of reward and log-prob within groups is {correlation:.2f}."
     )
-    ids, began = ids_of(latest[-1].rollouts, limits), latest[0].step
+    ids, began = ids_of(latest[-1].rollouts), latest[0].step
     return [Finding("reward_hack", message, correlation, CERTAIN, ids, "certainty", began=began)]

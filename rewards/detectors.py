@@ -102,7 +102,8 @@ class Detector:
     urgent: float = math.inf
 
     def __call__(self, batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-        return self.look(batches, limits)
+        found = self.look(batches, limits)
+        return [replace(f, trajectories=f.trajectories[: limits.evidence]) for f in found]
 
 
 DETECTORS: dict[str, Detector] = {}
@@ -139,7 +140,7 @@ def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         f"{action} makes up {share:.0%} of all calls: the policy hardly uses other tools. In {len(batches)} steps "
         f"their share fell from {others:.0%} to {1 - share:.0%}."
     )
-    return [Finding("action_collapse", message, share, limits.action_share, ids_of(evidence, limits), action)]
+    return [Finding("action_collapse", message, share, limits.action_share, ids_of(evidence), action)]
 
 
 @detector("entropy_collapse", need.ENTROPY)
@@ -152,7 +153,7 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     if since is None:
         return []
     left, began = series[-1] / max(series), batches[since].step
-    ids = ids_of(batches[-1].rollouts, limits)
+    ids = ids_of(batches[-1].rollouts)
     measured = f"policy entropy fell to {series[-1]:.3g}, {left:.0%} of its highest in {len(series)} steps"
     if better := improvement(batches, limits):
         message = f"the policy becomes certain of good answers: {better} while {measured}."
@@ -171,7 +172,7 @@ def entropy_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     since = fallen_since([1 / x for x in series], 1 / RISE)
     if since is None or improvement(batches, limits):
         return []
-    times, ids = series[-1] / min(series), ids_of(batches[-1].rollouts, limits)
+    times, ids = series[-1] / min(series), ids_of(batches[-1].rollouts)
     message = (
         "the policy becomes random: lower the entropy bonus or the learning rate. Its entropy rose to "
         f"{series[-1]:.3g} nats, {times:.1f} times its lowest in {len(series)} steps."
@@ -197,8 +198,7 @@ def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
         f"rollouts do not come from the policy in training: {fix}. Token log-probs differ by {gap:.2g} nats on "
         f"average, and the sampling policy was {behind:.2g} steps behind."
     )
-    ids = ids_of(latest.rollouts, limits)
-    return [Finding("logprob_mismatch", message, gap, limits.logprob_mismatch, ids)]
+    return [Finding("logprob_mismatch", message, gap, limits.logprob_mismatch, ids_of(latest.rollouts))]
 
 
 @detector("sampler_mismatch", need.SAMPLER, need.KL, reads=(metric.GRAD_NORM,))
@@ -210,7 +210,7 @@ def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
             "the sampler and the trainer differ in the log-probs of the same tokens: check their order, the "
             f"temperature and the weights. Their KL is {(kl := sampler_kl(batches[-SOON:])):.2g} nats per token."
         )
-        ids, began = ids_of(batches[-1].rollouts, limits), batches[-SOON].step
+        ids, began = ids_of(batches[-1].rollouts), batches[-SOON].step
         return [Finding("sampler_mismatch", message, kl, OTHER_LOGPROBS, ids, "log-probs", began=began)]
     latest = batches[-limits.window // 2 :]
     if len(latest) < limits.window // 2 or all(b.metrics.get(metric.GRAD_NORM) == 0 for b in latest):
@@ -224,7 +224,7 @@ def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
         f"(model.compute, model.sampling), or raise the learning rate if it is small. Their KL is {kl:.2g} nats per "
         f"token, and the policy has moved {learned:.2g} from its reference."
     )
-    ids = ids_of(batches[-1].rollouts, limits)
+    ids = ids_of(batches[-1].rollouts)
     share, began = kl / max(learned, SAME), latest[0].step
     return [Finding("sampler_mismatch", message, share, limits.sampler_share, ids, began=began)]
 
@@ -253,7 +253,7 @@ def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         return []
     left = series[-1] / max(series)
     unit = "tokens" if by_tokens else "turns"
-    ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: (r.tokens, r.turns or 0)), limits)
+    ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: (r.tokens, r.turns or 0)))
     message = f"trajectories shrank to {series[-1]:.3g} {unit}, {left:.0%} of their highest in {len(series)} steps"
     better = improvement(batches, limits)
     message = f"{message}, while {better}." if better else f"{message}."
@@ -274,16 +274,16 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
             f"groups are too small: raise training.num_generations. {measured}; of groups of {USUAL}, about "
             f"{larger:.0%} would."
         )
-        ids, began = ids_of((g[0] for g in flat), limits), min(batches[0].step or 0, 1)
+        ids, began = ids_of(g[0] for g in flat), min(batches[0].step or 0, 1)
         return [Finding("groups_without_variance", message, share, FLATTER * larger, ids, SMALL_GROUPS, began=began)]
     if share <= limits.no_variance_share:
         return []
     stuck = [g for g in flat if not all(r.correct for r in g)]
     if len(stuck) / len(groups) <= 1 - limits.no_variance_share:
         message = f"solved: in most groups every answer is right. {measured}; harder tasks would teach more."
-        ids = ids_of((g[0] for g in flat), limits)
+        ids = ids_of(g[0] for g in flat)
         return [Finding("groups_without_variance", message, share, limits.no_variance_share, ids, "solved", "good")]
-    ids = ids_of((g[0] for g in stuck), limits)
+    ids = ids_of(g[0] for g in stuck)
     wrong = fmean(r.correct is False for g in stuck for r in g)
     kind = "easier" if wrong > 0.5 else "other"
     message = f"{measured}: {kind} tasks would teach more."
@@ -295,19 +295,19 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
 def unreadable_calls(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts with an unparsable call."""
     message = "contain an unreadable call, so the tool never ran"
-    return _frequent("unreadable_calls", message, batches, limits, lambda r: r.unreadable)
+    return _frequent("unreadable_calls", message, batches, lambda r: r.unreadable)
 
 
 @detector("errors", share=True, urgent=0.25)
 def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts that ended in an error."""
-    return _frequent("errors", "ended in an error", batches, limits, lambda r: r.failed)
+    return _frequent("errors", "ended in an error", batches, lambda r: r.failed)
 
 
 @detector("tool_errors", share=True, urgent=0.5)
 def tool_errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts with failed calls. A policy that is still learning its tools makes them at first."""
-    found = _frequent("errors", "have a failed tool call", batches, limits, lambda r: r.call_failed, "tools")
+    found = _frequent("errors", "have a failed tool call", batches, lambda r: r.call_failed, "tools")
     better = improvement(batches, limits)
     return (
         [replace(f, message=f"{f.message[:-1]}, while {better}.", severity="hint") for f in found] if better else found
@@ -318,7 +318,6 @@ def _frequent(
     name: str,
     message: str,
     batches: Sequence[Batch],
-    limits: DiagnosisConfig,
     has: Callable[[RolloutSummary], bool],
     subject: str = "",
 ) -> list[Finding]:
@@ -328,7 +327,7 @@ def _frequent(
         return []
     sentence = f"{len(hit):,} of {len(rollouts):,} rollouts {message}."
     share, began = len(hit) / len(rollouts), batches[0].step
-    return [Finding(name, sentence, share, TROUBLE_SHARE, ids_of(hit, limits), subject, began=began)]
+    return [Finding(name, sentence, share, TROUBLE_SHARE, ids_of(hit), subject, began=began)]
 
 
 def improvement(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:
@@ -356,6 +355,6 @@ def worse(batches: Sequence[Batch]) -> bool:
     return all(sides) and fell(*((sum(side), len(side)) for side in sides))
 
 
-def ids_of(rollouts: Iterable[RolloutSummary], limits: DiagnosisConfig) -> tuple[str, ...]:
-    """Return the ids that a finding names as evidence."""
-    return tuple(r.id for r in rollouts)[: limits.evidence]
+def ids_of(rollouts: Iterable[RolloutSummary]) -> tuple[str, ...]:
+    """Return the ids of a finding's evidence. `Detector` keeps the first few."""
+    return tuple(r.id for r in rollouts)

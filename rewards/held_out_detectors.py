@@ -61,7 +61,7 @@ def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"{problem}. Success is {fmean(groups):.0%} in training and {latest.success:.0%} on {len(latest.rollouts)} "
         f"held-out tasks, where it was {first.success:.0%} at step {first.step}."
     )
-    severity, ids = "hint" if better else "warning", ids_of(recent[-1].rollouts, limits)
+    severity, ids = "hint" if better else "warning", ids_of(recent[-1].rollouts)
     return [Finding("held_out_gap", message, abs(gap), GAP, ids, severity=severity, began=recent[0].step)]
 
 
@@ -84,7 +84,7 @@ def reward_against_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
         f"{total_of(evidence[0]):.2g}, with a right answer. The mean reward rose from {before:.2g} to {after:.2g}, and "
         f"success on held-out tasks fell from {best.success:.0%} to {latest.success:.0%}."
     )
-    return [Finding("reward_hack", message, fall, GAP, ids_of(evidence, limits), began=batches[0].step)]
+    return [Finding("reward_hack", message, fall, GAP, ids_of(evidence), began=batches[0].step)]
 
 
 @detector("leaked_answer", need.PROMPTS, need.ANSWERS, need.HELD_OUT)
@@ -102,7 +102,7 @@ def leaked_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         f"prompts contain the right answer: {leaks[0].prompt[-60:]!r} has {leaks[0].expected!r}. This affects "
         f"{share:.0%} of {len(shown):,} training prompts and {other:.0%} of {len(others):,} held-out prompts."
     )
-    return [Finding("leaked_answer", message, share, other + LEAK, ids_of(leaks, limits), began=batches[0].step)]
+    return [Finding("leaked_answer", message, share, other + LEAK, ids_of(leaks), began=batches[0].step)]
 
 
 @detector("own_texts", need.PROMPTS, need.HELD_OUT)
@@ -119,7 +119,7 @@ def own_texts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
         f"{usual:,} of {len(others):,} held-out prompts."
     )
     share, limit = len(hit) / len(prompts), usual / len(others) + LEAK
-    return [Finding("prompt_gap", message, share, limit, ids_of(hit, limits), "texts", began=batches[0].step)]
+    return [Finding("prompt_gap", message, share, limit, ids_of(hit), "texts", began=batches[0].step)]
 
 
 def _with_own_texts(batches: Sequence[Batch]) -> list[RolloutSummary]:
@@ -178,8 +178,7 @@ def prompt_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         "training and evaluation have different prompts: is one cut off, or does it use another template? "
         f"{len(shown):,} training prompts {' and '.join(parts)}: {example!r}, against held-out {other_example!r}."
     )
-    ids = ids_of(batches[-1].rollouts, limits)
-    return [Finding("prompt_gap", message, 1.0, ALL, ids, began=batches[0].step)]
+    return [Finding("prompt_gap", message, 1.0, ALL, ids_of(batches[-1].rollouts), began=batches[0].step)]
 
 
 def _evaluation(batch: Batch) -> HeldOut:

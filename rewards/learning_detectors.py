@@ -89,7 +89,7 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
         f"{'wrong ' * known}answers contain it ({initial:.0%} at first). In {len(batches)} steps their reward rose by "
         f"{rise:.2g}, mostly through {component}, and {success}."
     )
-    return [Finding("reward_hack", message, share, least, ids_of(evidence, limits), component, began=after[0].step)]
+    return [Finding("reward_hack", message, share, least, ids_of(evidence), component, began=after[0].step)]
 
 
 @detector("kl_rise", need.KL)
@@ -111,7 +111,7 @@ def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     if better:
         message = f"the policy moves fast, while {better}: {measured}."
     severity = "hint" if better else "warning"
-    ids, began = ids_of(batches[-1].rollouts, limits), batches[-steps].step
+    ids, began = ids_of(batches[-1].rollouts), batches[-steps].step
     return [Finding("kl_rise", message, rise, limits.kl_rise, ids, severity=severity, began=began)]
 
 
@@ -127,7 +127,7 @@ def random_policy(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         "the policy writes almost at random: are weights missing, or is the temperature too high? Its entropy is "
         f"{entropy:.2g} nats, like a uniform choice among {math.exp(entropy):,.0f} tokens."
     )
-    ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
+    ids, began = ids_of(batches[-1].rollouts), batches[0].step
     return [Finding("random_policy", message, entropy, RANDOM_ENTROPY, ids, severity="failure", began=began)]
 
 
@@ -141,7 +141,7 @@ def reference_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> lis
         "the reference is not the policy that training started from: load the same weights, and score the same "
         f"tokens. Before the first update the KL is {kl:.2g} nats per token, and it should be 0."
     )
-    return [Finding("reference_mismatch", message, kl, limits.kl_rise, ids_of(batches[-1].rollouts, limits))]
+    return [Finding("reference_mismatch", message, kl, limits.kl_rise, ids_of(batches[-1].rollouts))]
 
 
 @detector(
@@ -149,7 +149,7 @@ def reference_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> lis
 )
 def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find updates that leave the policy unchanged despite gradients, by its weights, learning rate or KL."""
-    if found := _no_gradient(batches[-STILL_STEPS:], limits):
+    if found := _no_gradient(batches[-STILL_STEPS:]):
         return found
     updates = [b for b in batches if b.metrics[metric.GRAD_NORM] > 0]
     if not updates or updates[-1] is not batches[-1] or len(updates) < STILL_STEPS:
@@ -175,7 +175,7 @@ def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
     return _kl_still(batches, updates, limits, warming)
 
 
-def _no_gradient(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+def _no_gradient(batches: Sequence[Batch]) -> list[Finding]:
     """Find steps without any gradient, although rewards differ within groups of unsolved tasks."""
     if len(batches) < STILL_STEPS or any(b.metrics[metric.GRAD_NORM] > 0 for b in batches):
         return []
@@ -191,8 +191,7 @@ def _no_gradient(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"0, and frozen parameters. Rewards differ in {len(differ):,} groups of {len(batches)} steps, by "
         f"{largest:.2g} at most, and every gradient is 0."
     )
-    ids = ids_of(differ[0], limits)
-    return [Finding("no_movement", message, 0.0, 0.0, ids, "gradient", "failure", batches[0].step)]
+    return [Finding("no_movement", message, 0.0, 0.0, ids_of(differ[0]), "gradient", "failure", batches[0].step)]
 
 
 def _kl_still(

@@ -60,7 +60,7 @@ def repeated_rollouts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
         f"steps reuse the same rollouts: sample new ones with the current policy in each step. {share:.0%} of the "
         f"texts of the last {STEPS} steps repeat the step before."
     )
-    ids, began = ids_of(batches[-1].rollouts, limits), batches[-STEPS].step
+    ids, began = ids_of(batches[-1].rollouts), batches[-STEPS].step
     return [Finding("repeated_rollouts", message, share, ALL_ALIKE, ids, began=began)]
 
 
@@ -76,7 +76,7 @@ def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
         f"training repeats a few tasks: {groups:,} groups of {len(batches)} steps have {every:,} different tasks, and "
         "a step has the same task several times. Look for duplicates in the data."
     )
-    ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
+    ids, began = ids_of(batches[-1].rollouts), batches[0].step
     return [Finding("few_tasks", message, tasks / groups, DISTINCT, ids, began=began)]
 
 
@@ -91,7 +91,7 @@ def single_prompt(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         f"each of {len(batches)} steps has one prompt, so steps undo each other's progress. KL to the reference "
         f"reached {moved:.2g} nats per token, and nothing improved."
     )
-    ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
+    ids, began = ids_of(batches[-1].rollouts), batches[0].step
     return [Finding("single_prompt", message, moved, limits.kl_rise, ids, began=began)]
 
 
@@ -118,7 +118,7 @@ def ordered_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         f"each step has one kind of task: shuffle the data. In {len(uniform)} of {len(batches)} steps all prompts "
         f"share a word that few others have: {word!r} in step {batch.step}."
     )
-    return [Finding("few_tasks", message, share, KINDS, ids_of(batch.rollouts, limits), "order", began=began)]
+    return [Finding("few_tasks", message, share, KINDS, ids_of(batch.rollouts), "order", began=began)]
 
 
 def _words(batch: Batch) -> tuple[int, Counter[str]]:
@@ -153,8 +153,7 @@ def prompt_cut(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
             continue
         lost = fmean(lacks(r) or 0.0 for r in cut)
         message = f"{problem}. In {len(cut):,} of {len(recent):,} {what}, tokens lack {lost:.0%} of the words."
-        ids, began = ids_of(cut, limits), steps[0].step
-        return [Finding(name, message, share, CUT, ids, severity="failure", began=began)]
+        return [Finding(name, message, share, CUT, ids_of(cut), severity="failure", began=steps[0].step)]
     return []
 
 
@@ -169,7 +168,7 @@ def mixed_groups(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         "groups mix tasks, so rollouts of different prompts are compared: check the data sampler and the order of "
         f"rows. {len(mixed):,} of {len(groups):,} groups have several prompts."
     )
-    share, ids = len(mixed) / len(groups), ids_of(mixed[0], limits)
+    share, ids = len(mixed) / len(groups), ids_of(mixed[0])
     return [Finding("mixed_groups", message, share, DISTINCT, ids, severity="failure")]
 
 
@@ -195,7 +194,7 @@ def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
                 "tokens on average."
             )
             severity = "warning" if hit is unended else "failure"
-            return [Finding(name, message, share, limit, ids_of(hit, limits), severity=severity)]
+            return [Finding(name, message, share, limit, ids_of(hit), severity=severity)]
     return []
 
 
@@ -240,8 +239,7 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
         f"{cause}. Their mean -log p is {surprise:.2g} nats, and samples of the policy would have its entropy, "
         f"{entropy:.2g} ({abs(z):.0f} standard errors apart)."
     )
-    ids, began = ids_of(batches[-1].rollouts, limits), recent[0].step
-    return [Finding("surprising_tokens", message, surprise, limit, ids, began=began)]
+    return [Finding("surprising_tokens", message, surprise, limit, ids_of(batches[-1].rollouts), began=recent[0].step)]
 
 
 @detector("no_diversity", need.TEXTS, reads=(metric.ENTROPY,))
@@ -260,7 +258,7 @@ def no_diversity(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"all rollouts of a group have the same text: sample at temperature 1. This affects {len(same):,} of "
         f"{len(groups):,} groups, which leaves nothing to compare."
     )
-    ids, began = ids_of((g[0] for g in same), limits), batches[-STEPS:][0].step
+    ids, began = ids_of(g[0] for g in same), batches[-STEPS:][0].step
     return [Finding("no_diversity", message, share, ALIKE, ids, began=began)]
 
 
@@ -278,7 +276,7 @@ def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     where += [f"{dropped:g} raw reward values, which count as 0"] if dropped > 0 else []
     count = len(bad) + len(names) + (dropped if dropped > 0 else 0)
     message = f"NaN or infinity in {'; '.join(where)}."
-    return [Finding("not_finite", message, count, 0.0, ids_of(bad, limits), severity="failure")]
+    return [Finding("not_finite", message, count, 0.0, ids_of(bad), severity="failure")]
 
 
 def goal(rollout: RolloutSummary) -> float:

@@ -79,7 +79,7 @@ def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfi
                 f"{len(batches)} steps (limit {limits.advantage_share:.0%}).",
                 share,
                 limits.advantage_share,
-                ids_of(strongest, limits),
+                ids_of(strongest),
                 name,
                 began=batches[0].step,
             )
@@ -110,7 +110,7 @@ def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
             "the rise.",
             in_stds,
             limits.reward_rise,
-            ids_of(wrong, limits),
+            ids_of(wrong),
             component,
             began=after[0].step,
         )

@@ -50,7 +50,7 @@ def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         return []
     if correlation <= side * _paid(batches, _repeated):
         return []
-    ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: -side * r.tokens), limits)
+    ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: -side * r.tokens))
     message = (
         f"the reward pays for {'length' if side > 0 else 'short texts'}: reward only right answers. Within groups its "
         f"correlation with the length is {side * correlation:.2f}, and the mean length went from {first:.3g} to "
@@ -77,7 +77,7 @@ def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         f"the policy repeats itself, {evidence}: {worst[0].text[:60]!r}. {series[-1]:.0%} of the words in a text are "
         f"repeats, up from {series[lowest]:.0%} within {len(batches)} steps."
     )
-    ids, began = ids_of(worst, limits), batches[0 if paid else lowest + 1].step
+    ids, began = ids_of(worst), batches[0 if paid else lowest + 1].step
     return [Finding("repetition", message, series[-1], REPEATED, ids, began=began)]
 
 
@@ -106,7 +106,7 @@ def one_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
                 "tasks. Does the reward accept it everywhere?"
             )
             hit = [r for r in rollouts if _answer(r) == answer]
-            return [Finding("one_answer", message, share, ONE, ids_of(hit, limits), began=began)]
+            return [Finding("one_answer", message, share, ONE, ids_of(hit), began=began)]
     return []
 
 
@@ -129,7 +129,7 @@ def truncation(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         severity, rates = "hint", [fmean(bool(r.correct) for r in every if r.cut is side) for side in (True, False)]
         message = f"{message[:-1]}, and {rates[0]:.0%} of these are right ({rates[1]:.0%} of the others)."
     began = since(batches, lambda b: fmean(r.cut for r in b.rollouts) > CUT)
-    return [Finding("truncation", message, share, CUT, ids_of(cut, limits), severity=severity, began=began)]
+    return [Finding("truncation", message, share, CUT, ids_of(cut), severity=severity, began=began)]
 
 
 def _harmless(rollouts: Sequence[RolloutSummary], better: bool) -> bool:
@@ -176,7 +176,7 @@ def kl_weight(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
         f"the KL weight keeps the policy at its reference: lower training.beta. {beta:.3g} allows a KL of about "
         f"{allowed:.1g} nats per token, and it is {kl:.1g}."
     )
-    ids, began = ids_of(batches[-1].rollouts, limits), batches[0].step
+    ids, began = ids_of(batches[-1].rollouts), batches[0].step
     return [Finding("kl_weight", message, beta, math.sqrt(0.5 / LEAST_KL), ids, began=began)]
 
 

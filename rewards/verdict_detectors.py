@@ -49,7 +49,7 @@ def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"{len(noisy):,} of {len(repeated):,} repeated answers earn different rewards."
     )
     began = newest(batches)[0].step
-    return [Finding("noisy_reward", message, share, NOISE, ids_of((low, high), limits), began=began)]
+    return [Finding("noisy_reward", message, share, NOISE, ids_of((low, high)), began=began)]
 
 
 @detector("noisy_labels", need.PROMPTS, need.TASKS, need.ANSWERS)
@@ -71,7 +71,7 @@ def noisy_labels(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"same prompt expects {answers[0]!r} and {answers[1]!r}. {len(noisy):,} of {len(repeated):,} repeated prompts "
         "have several right answers."
     )
-    return [Finding("noisy_labels", message, share, NOISE, ids_of(noisy[0], limits), began=batches[0].step)]
+    return [Finding("noisy_labels", message, share, NOISE, ids_of(noisy[0]), began=batches[0].step)]
 
 
 @detector("reward_order", need.REWARDS, need.SUCCESS)
@@ -87,8 +87,7 @@ def reward_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"{what}: check the order of rollouts between grader and reward, and the sign. The correlation of verdict and "
         f"reward within groups is {correlation:.2f}, and it should be near 1."
     )
-    ids, began = ids_of(latest[-1].rollouts, limits), latest[0].step
-    return [Finding("reward_order", message, correlation, ORDERED, ids, began=began)]
+    return [Finding("reward_order", message, correlation, ORDERED, ids_of(latest[-1].rollouts), began=latest[0].step)]
 
 
 @detector("rejected_answers", need.ANSWERS, need.SUCCESS)
@@ -104,7 +103,7 @@ def rejected_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
         f"{len(wrong):,} of {len(equal):,} answers that equal the expected one count as wrong."
     )
     began = newest(batches)[0].step
-    return [Finding("rejected_answers", message, share, CONTRADICTED, ids_of(wrong, limits), began=began)]
+    return [Finding("rejected_answers", message, share, CONTRADICTED, ids_of(wrong), began=began)]
 
 
 @detector("accepted_wrong_answers", need.ANSWERS, need.SUCCESS)
@@ -123,8 +122,7 @@ def accepted_wrong_answers(batches: Sequence[Batch], limits: DiagnosisConfig) ->
         f"wrong answers count as right: {first.answer!r} is accepted where {first.expected!r} is expected. "
         f"{len(wrong):,} of {len(accepted):,} accepted answers are those of other tasks."
     )
-    ids = ids_of((r for _, r in wrong), limits)
-    return [Finding("accepted_wrong_answers", message, share, NOISE, ids, began=began)]
+    return [Finding("accepted_wrong_answers", message, share, NOISE, ids_of((r for _, r in wrong)), began=began)]
 
 
 @detector("accepted_without_answer", need.ANSWERS, need.SUCCESS)
@@ -144,7 +142,7 @@ def accepted_without_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -
         f"{len(empty):,} of {len(right):,} right rollouts."
     )
     began = batches[-STEPS:][0].step
-    return [Finding("accepted_without_answer", message, share, NOISE, ids_of(empty, limits), began=began)]
+    return [Finding("accepted_without_answer", message, share, NOISE, ids_of(empty), began=began)]
 
 
 @detector("constant_reward", need.REWARDS, need.TEXTS)
@@ -175,7 +173,7 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         f"{cause}: all {len(latest):,} rollouts of {STEPS} steps from step {began} on earn {totals[0]:.2g}, although "
         "their texts differ."
     )
-    return [Finding("constant_reward", message, 1.0, 1.0, ids_of(latest, limits), began=began)]
+    return [Finding("constant_reward", message, 1.0, 1.0, ids_of(latest), began=began)]
 
 
 @detector("unanswered", need.ANSWERS)
@@ -204,7 +202,7 @@ def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         f"{cause}. {len(without):,} of {len(rollouts):,} rollouts of the first {STEPS} steps contain no readable "
         "answer."
     )
-    return [Finding("unanswered", message, share, SOLVED, ids_of(without, limits), began=batches[0].step)]
+    return [Finding("unanswered", message, share, SOLVED, ids_of(without), began=batches[0].step)]
 
 
 @detector("silence_paid", need.REWARDS, need.ANSWERS)
@@ -226,8 +224,7 @@ def silence_paid(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"contain no answer ({initial:.0%} at first). In {len(gains):,} groups they earn {fmean(gains):.2g} more than "
         "those with an answer."
     )
-    ids, began = ids_of(silent, limits), batches[0].step
-    return [Finding("silence_paid", message, share, SOLVED, ids, began=began)]
+    return [Finding("silence_paid", message, share, SOLVED, ids_of(silent), began=batches[0].step)]
 
 
 def _ordered(groups: Sequence[Sequence[RolloutSummary]]) -> float:
