@@ -45,33 +45,6 @@ class RewardResult:
     metrics: Mapping[str, float | Mapping[str, float]]
 
 
-@dataclass(frozen=True)
-class StepBatch:
-    """All N steps of B trajectories, concatenated.
-
-    counts: steps of each trajectory. rollout: int64 [N], the trajectory of each step. last: bool [N], True at the last
-    step of each. group: int64 [B], the group of each, numbered in order of first appearance.
-    """
-
-    trajectories: Sequence[Trajectory]
-    counts: Sequence[int]
-    rollout: Tensor
-    last: Tensor
-    group: Tensor
-
-    @classmethod
-    def of(cls, trajectories: Sequence[Trajectory], groups: Sequence[Hashable] | None) -> StepBatch:
-        """Lay out the steps of `trajectories`. `groups` replaces `trajectory.group`."""
-        counts = [len(t.steps) for t in trajectories]
-        sizes = torch.tensor(counts, dtype=torch.int64)
-        last = torch.zeros(sum(counts), dtype=torch.bool)
-        last[sizes[sizes > 0].cumsum(0) - 1] = True
-        numbers: dict[Hashable, int] = {}
-        names = groups if groups is not None else [t.group for t in trajectories]
-        group = torch.tensor([numbers.setdefault(name, len(numbers)) for name in names], dtype=torch.int64)
-        return cls(trajectories, counts, torch.repeat_interleave(torch.arange(len(counts)), sizes), last, group)
-
-
 class RewardOrchestrator:
     """Computes the dense reward of trajectories from the components in `rewards.components`.
 
@@ -137,27 +110,7 @@ class RewardOrchestrator:
             embeddings = [embeddings] if isinstance(embeddings, Tensor) else embeddings
         if not isinstance(correctness, Sequence):
             correctness = [correctness]
-        if len(correctness) != len(trajectories):
-            raise RewardError(f"{len(trajectories)} trajectories, but {len(correctness)} correctness values")
-        if groups is not None and len(groups) != len(trajectories):
-            raise RewardError(f"{len(trajectories)} trajectories, but {len(groups)} groups")
-        batch = StepBatch.of(trajectories, groups)
-        step_rewards = (
-            env_rewards if env_rewards is not None else [[s.reward or 0.0 for s in t.steps] for t in trajectories]
-        )
-        if [len(row) for row in step_rewards] != list(batch.counts):
-            raise RewardError("env_rewards needs one number for each step of each trajectory")
-        keys = [[step.action_key for step in t.steps] for t in trajectories]
-        inputs = RewardInputs(
-            trajectories,
-            correctness,
-            steps=[step for t in trajectories for step in t.steps],
-            keys=keys,
-            env_rewards=[r for row in step_rewards for r in row],
-            last=batch.last,
-            states=self._embeddings(trajectories, batch.counts, embeddings),
-            penalties=[check_steps(self.rules, t, k) for t, k in zip(trajectories, keys, strict=True)],
-        )
+        inputs = self._inputs(trajectories, correctness, embeddings, env_rewards, groups)
         values = {
             name: _fitting(name, component.compute(inputs), inputs) for name, component in self.components.items()
         }
@@ -166,7 +119,7 @@ class RewardOrchestrator:
         scored = scored_components(inputs.steps)
         weights |= {name: weight for name, (_, weight) in scored.items()}
         scores = {name: score for name, (score, _) in scored.items()}
-        result, self._pending = assemble(batch, scores | found, weights, inputs.penalties, self.normalizer)
+        result, self._pending = assemble(inputs, scores | found, weights, self.normalizer)
         if update:
             self.update()
         measured = {k: v for name in found for k, v in self.components[name].metrics().items()}
@@ -221,8 +174,44 @@ class RewardOrchestrator:
     def _stateful(self) -> dict[str, RewardComponent]:
         return {name: c for name, c in self.components.items() if c.state_facts() is not None}
 
+    def _inputs(
+        self,
+        trajectories: Sequence[Trajectory],
+        correctness: Sequence[Correctness],
+        embeddings: Sequence[Tensor] | Tensor | None,
+        env_rewards: Sequence[Sequence[float]] | None,
+        groups: Sequence[Hashable] | None,
+    ) -> RewardInputs:
+        if len(correctness) != len(trajectories):
+            raise RewardError(f"{len(trajectories)} trajectories, but {len(correctness)} correctness values")
+        if groups is not None and len(groups) != len(trajectories):
+            raise RewardError(f"{len(trajectories)} trajectories, but {len(groups)} groups")
+        if env_rewards is None:
+            env_rewards = [[s.reward or 0.0 for s in t.steps] for t in trajectories]
+        counts = [len(t.steps) for t in trajectories]
+        if [len(row) for row in env_rewards] != counts:
+            raise RewardError("env_rewards needs one number for each step of each trajectory")
+        sizes = torch.tensor(counts, dtype=torch.int64)
+        last = torch.zeros(sum(counts), dtype=torch.bool)
+        last[sizes[sizes > 0].cumsum(0) - 1] = True
+        numbers: dict[Hashable, int] = {}
+        names = groups if groups is not None else [t.group for t in trajectories]
+        keys = [[step.action_key for step in t.steps] for t in trajectories]
+        return RewardInputs(
+            trajectories,
+            correctness,
+            steps=[step for t in trajectories for step in t.steps],
+            keys=keys,
+            env_rewards=[r for row in env_rewards for r in row],
+            last=last,
+            rollout=torch.repeat_interleave(torch.arange(len(counts)), sizes),
+            group=torch.tensor([numbers.setdefault(name, len(numbers)) for name in names], dtype=torch.int64),
+            states=self._embeddings(trajectories, embeddings),
+            penalties=[check_steps(self.rules, t, k) for t, k in zip(trajectories, keys, strict=True)],
+        )
+
     def _embeddings(
-        self, trajectories: Sequence[Trajectory], counts: Sequence[int], embeddings: Sequence[Tensor] | Tensor | None
+        self, trajectories: Sequence[Trajectory], embeddings: Sequence[Tensor] | Tensor | None
     ) -> Tensor | None:
         """Concatenate the embeddings of all steps, float32 [N, D]. None if there are none and none is needed."""
         if embeddings is None and self.config.needs_embeddings:
@@ -232,31 +221,30 @@ class RewardOrchestrator:
             )
         if embeddings is None:
             return None
-        if len(embeddings) != len(counts):
-            raise RewardError(f"{len(counts)} trajectories, but embeddings of {len(embeddings)}")
-        for i, (rows, count) in enumerate(zip(embeddings, counts, strict=True)):
-            if rows.ndim != 2 or rows.shape[0] != count:
+        if len(embeddings) != len(trajectories):
+            raise RewardError(f"{len(trajectories)} trajectories, but embeddings of {len(embeddings)}")
+        for trajectory, rows in zip(trajectories, embeddings, strict=True):
+            if rows.ndim != 2 or rows.shape[0] != len(trajectory.steps):
                 raise RewardError(
-                    f"trajectory {trajectories[i].id} has {count} steps, but its embeddings have shape "
+                    f"trajectory {trajectory.id} has {len(trajectory.steps)} steps, but its embeddings have shape "
                     f"{tuple(rows.shape)}: give one row per step"
                 )
-        return torch.cat([rows.float() for rows in embeddings]) if counts else None
+        return torch.cat([rows.float() for rows in embeddings]) if trajectories else None
 
 
 def assemble(
-    batch: StepBatch,
+    batch: RewardInputs,
     values: Mapping[str, tuple[Tensor, Tensor]],
     weights: Mapping[str, float],
-    penalties: Sequence[Sequence[tuple[Penalty, ...]]],
     normalizer: RewardNormalizer,
 ) -> tuple[RewardResult, dict[str, Moments]]:
     """Sum the reward of a batch. Returns it with the moments of each component's raw values for the running statistics.
 
     values: raw rewards of each component, float64 [N], and where they are defined, bool [N]. A value that is not finite
-    counts as undefined and in `rewards/nonfinite`. penalties: of each step of each trajectory.
+    counts as undefined and in `rewards/nonfinite`.
     """
     scale = {name: float(weights[name]) for name in values}
-    components: list[dict[str, ComponentValue]] = [{} for _ in range(batch.rollout.numel())]
+    components: list[dict[str, ComponentValue]] = [{} for _ in batch.steps]
     contributions = torch.zeros(len(scale), len(components), dtype=torch.float64)
     used: dict[str, tuple[str, list[float], list[float]]] = {}
     moments: dict[str, Moments] = {}
@@ -277,7 +265,7 @@ def assemble(
     sums = contributions.sum(dim=0)
     breakdowns: list[RewardBreakdown] = []
     rows = zip(components, sums.tolist(), strict=True)
-    for i, (trajectory, found) in enumerate(zip(batch.trajectories, penalties, strict=True)):
+    for i, (trajectory, found) in enumerate(zip(batch.trajectories, batch.penalties, strict=True)):
         each = zip(trajectory.steps, found, islice(rows, len(trajectory.steps)), strict=True)
         steps = tuple(StepReward(step.index, at, here, total) for step, here, (at, total) in each)
         by = {name: NormalizedBy(mode, mean[i], std[i]) for name, (mode, mean, std) in used.items()}
@@ -288,8 +276,8 @@ def assemble(
         running = normalizer.statistics(name)
         metrics[metric.COMPONENT_RUNNING_MEAN(name)] = running.mean
         metrics[metric.COMPONENT_RUNNING_STD(name)] = running.std
-    lengths = torch.tensor(batch.counts, dtype=torch.int64)
-    mask = torch.arange(max(batch.counts, default=0))[None] < lengths[:, None]
+    counts = [len(t.steps) for t in batch.trajectories]
+    mask = torch.arange(max(counts, default=0))[None] < torch.tensor(counts, dtype=torch.int64)[:, None]
 
     def padded(flat: Tensor, dtype: torch.dtype) -> Tensor:
         out = torch.zeros(*mask.shape, *flat.shape[1:], dtype=dtype)

@@ -26,6 +26,7 @@ class RewardInputs:
 
     trajectories, correctness: B of each. steps, env_rewards (the environment's own reward of each step): N of each.
     keys: the canonical action of each step, by trajectory. last: bool [N], True at the last step of each trajectory.
+    rollout: int64 [N], the trajectory of each step. group: int64 [B], the group of each trajectory, numbered in order.
     states: float32 [N, D], the state embedding of each step (None: no component needs them). penalties: the penalties
     of each step, by trajectory.
     """
@@ -36,6 +37,8 @@ class RewardInputs:
     keys: Sequence[Sequence[str]]
     env_rewards: Sequence[float]
     last: Tensor
+    rollout: Tensor
+    group: Tensor
     states: Tensor | None
     penalties: Sequence[Sequence[tuple[Penalty, ...]]]
 
