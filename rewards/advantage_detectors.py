@@ -23,7 +23,7 @@ CERTAIN = 0.9
 """Correlation of reward and log-prob within groups. Right answers may be likely, but a real reward varies otherwise."""
 
 
-@detector("advantage_order", need.REWARDS, need.ADVANTAGES)
+@detector(need.REWARDS, need.ADVANTAGES)
 def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find advantages that follow neither the task reward nor the whole reward within groups."""
     latest = newest(batches)
@@ -37,11 +37,10 @@ def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         f"{what}: better rollouts in a group do not get higher advantages. The correlation of reward and advantage "
         f"within groups is {correlation:.2f}, and it should be near 1."
     )
-    ids, began = ids_of(batches[-1].rollouts), latest[0].step
-    return [Finding("advantage_order", message, correlation, ORDERED, ids, began=began)]
+    return [Finding(message, correlation, ORDERED, ids_of(batches[-1].rollouts), began=latest[0].step)]
 
 
-@detector("used_advantages", need.ADVANTAGES, need.USED)
+@detector(need.ADVANTAGES, need.USED, reports="advantage_order")
 def used_advantages(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find rollouts whose advantage in the loss is not their own."""
     latest = newest(batches)
@@ -55,10 +54,10 @@ def used_advantages(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         "the loss does not use the rollouts' own advantages: its rows or tokens are out of order. This affects "
         f"{len(other):,} of {len(rollouts):,} rollouts, such as {other[0].used:.2g} for {other[0].advantage:.2g}."
     )
-    return [Finding("advantage_order", message, share, DISTINCT, ids_of(other), "loss", "failure", latest[0].step)]
+    return [Finding(message, share, DISTINCT, ids_of(other), "loss", "failure", latest[0].step)]
 
 
-@detector("advantage_scale", need.REWARDS, need.ADVANTAGES)
+@detector(need.REWARDS, need.ADVANTAGES)
 def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find advantages that are 0, tiny or huge although rewards differ. Their RMS should be 1, or the rewards'
     deviation."""
@@ -83,7 +82,7 @@ def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     )
     severity, began = "warning" if size else "failure", newest(batches)[0].step
     limit = low if size <= low else high
-    return [Finding("advantage_scale", message, size, limit, ids_of(mixed[0]), severity=severity, began=began)]
+    return [Finding(message, size, limit, ids_of(mixed[0]), severity=severity, began=began)]
 
 
 def _off_centre(batches: Sequence[Batch]) -> list[Finding]:
@@ -101,11 +100,10 @@ def _off_centre(batches: Sequence[Batch]) -> list[Finding]:
         f"Subtract the mean of the same rewards. The mean advantage of {len(rollouts):,} rollouts is {mean:.2g}, "
         f"{share:.0%} of their RMS."
     )
-    began = latest[0].step
-    return [Finding("advantage_scale", message, share, CENTRE, ids_of(rollouts), "mean", began=began)]
+    return [Finding(message, share, CENTRE, ids_of(rollouts), "mean", began=latest[0].step)]
 
 
-@detector("paid_certainty", need.REWARDS, need.SURPRISE)
+@detector(need.REWARDS, need.SURPRISE, reports="reward_hack")
 def paid_certainty(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a graded reward that follows the probability that the policy assigns to its texts."""
     latest = newest(batches)
@@ -119,5 +117,4 @@ def paid_certainty(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
         "the reward follows the policy's own certainty, so it pays for likely texts: reward right answers. The "
         f"correlation of reward and log-prob within groups is {correlation:.2f}."
     )
-    ids, began = ids_of(latest[-1].rollouts), latest[0].step
-    return [Finding("reward_hack", message, correlation, CERTAIN, ids, "certainty", began=began)]
+    return [Finding(message, correlation, CERTAIN, ids_of(latest[-1].rollouts), "certainty", began=latest[0].step)]

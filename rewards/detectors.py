@@ -66,7 +66,6 @@ class Finding:
     `message` starts with the fault and a suggestion and ends with the measurement, because screens may cut its end.
     """
 
-    detector: str
     message: str
     value: float
     threshold: float
@@ -75,6 +74,8 @@ class Finding:
     severity: Severity = "warning"
     began: int | None = None
     """The first step that shows the fault (None: the latest)."""
+    detector: str = ""
+    """The name of the detector, which `Detector` sets."""
 
     @property
     def strength(self) -> float:
@@ -93,6 +94,7 @@ class Detector:
 
     share: it measures a share of all given rollouts. `Diagnosis` passes it the later half of a full window, or all of a
     record that ends before the window is full. urgent: the share above which it reports after only `SOON` steps.
+    reports: the detector that its findings name, unless they name one themselves.
     """
 
     look: Look
@@ -100,28 +102,29 @@ class Detector:
     reads: tuple[str, ...] = ()
     share: bool = False
     urgent: float = math.inf
+    reports: str = ""
 
     def __call__(self, batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-        found = self.look(batches, limits)
-        return [replace(f, trajectories=f.trajectories[: limits.evidence]) for f in found]
+        found, most = self.look(batches, limits), limits.evidence
+        return [replace(f, detector=f.detector or self.reports, trajectories=f.trajectories[:most]) for f in found]
 
 
 DETECTORS: dict[str, Detector] = {}
 
 
 def detector(
-    name: str, *needs: Need, reads: tuple[str, ...] = (), share: bool = False, urgent: float = math.inf
+    *needs: Need, reads: tuple[str, ...] = (), share: bool = False, urgent: float = math.inf, reports: str = ""
 ) -> Callable[[Look], Look]:
-    """Register a detector function under a name. For the arguments, see `Detector`."""
+    """Register a function as the detector of its name. For the arguments, see `Detector`. reports: empty for itself."""
 
     def register(look: Look) -> Look:
-        DETECTORS[name] = Detector(look, needs, reads, share, urgent)
+        DETECTORS[look.__name__] = Detector(look, needs, reads, share, urgent, reports or look.__name__)
         return look
 
     return register
 
 
-@detector("action_collapse", need.CALLS)
+@detector(need.CALLS)
 def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a tool that gets nearly every call in an environment with several."""
     latest = batches[-1]
@@ -140,10 +143,10 @@ def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         f"{action} makes up {share:.0%} of all calls: the policy hardly uses other tools. In {len(batches)} steps "
         f"their share fell from {others:.0%} to {1 - share:.0%}."
     )
-    return [Finding("action_collapse", message, share, limits.action_share, ids_of(evidence), action)]
+    return [Finding(message, share, limits.action_share, ids_of(evidence), action)]
 
 
-@detector("entropy_collapse", need.ENTROPY)
+@detector(need.ENTROPY)
 def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a policy entropy at a fraction of its highest value, before the policy has solved its tasks."""
     series = [b.metrics[metric.ENTROPY] for b in batches]
@@ -157,12 +160,12 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     measured = f"policy entropy fell to {series[-1]:.3g}, {left:.0%} of its highest in {len(series)} steps"
     if better := improvement(batches, limits):
         message = f"the policy becomes certain of good answers: {better} while {measured}."
-        return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, severity="hint")]
+        return [Finding(message, left, limits.entropy_fall, ids, severity="hint")]
     message = f"the policy stopped exploring: {measured}."
-    return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, began=began)]
+    return [Finding(message, left, limits.entropy_fall, ids, began=began)]
 
 
-@detector("entropy_rise", need.ENTROPY, reads=(metric.ENTROPY_WEIGHT,))
+@detector(need.ENTROPY, reads=(metric.ENTROPY_WEIGHT,))
 def entropy_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a policy entropy that rises to a multiple of its lowest value while nothing improves. If an entropy bonus
     causes it, it began at the first step."""
@@ -178,10 +181,10 @@ def entropy_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"{series[-1]:.3g} nats, {times:.1f} times its lowest in {len(series)} steps."
     )
     began = batches[0 if batches[-1].metrics.get(metric.ENTROPY_WEIGHT, 0.0) > 0 else since].step
-    return [Finding("entropy_rise", message, times, RISE, ids, began=began)]
+    return [Finding(message, times, RISE, ids, began=began)]
 
 
-@detector("logprob_mismatch", need.MISMATCH, reads=(metric.STALENESS,))
+@detector(need.MISMATCH, reads=(metric.STALENESS,))
 def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find rollouts from servers whose policy is far from the one under training."""
     latest = batches[-1]
@@ -198,10 +201,10 @@ def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
         f"rollouts do not come from the policy in training: {fix}. Token log-probs differ by {gap:.2g} nats on "
         f"average, and the sampling policy was {behind:.2g} steps behind."
     )
-    return [Finding("logprob_mismatch", message, gap, limits.logprob_mismatch, ids_of(latest.rollouts))]
+    return [Finding(message, gap, limits.logprob_mismatch, ids_of(latest.rollouts))]
 
 
-@detector("sampler_mismatch", need.SAMPLER, need.KL, reads=(metric.GRAD_NORM,))
+@detector(need.SAMPLER, need.KL, reads=(metric.GRAD_NORM,))
 def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a sampler that differs from the trainer by a relevant share of the KL to the reference. Without a gradient,
     the policy stays at its reference, whatever the sampler does."""
@@ -211,7 +214,7 @@ def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
             f"temperature and the weights. Their KL is {(kl := sampler_kl(batches[-SOON:])):.2g} nats per token."
         )
         ids, began = ids_of(batches[-1].rollouts), batches[-SOON].step
-        return [Finding("sampler_mismatch", message, kl, OTHER_LOGPROBS, ids, "log-probs", began=began)]
+        return [Finding(message, kl, OTHER_LOGPROBS, ids, "log-probs", began=began)]
     latest = batches[-limits.window // 2 :]
     if len(latest) < limits.window // 2 or all(b.metrics.get(metric.GRAD_NORM) == 0 for b in latest):
         return []
@@ -224,9 +227,8 @@ def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
         f"(model.compute, model.sampling), or raise the learning rate if it is small. Their KL is {kl:.2g} nats per "
         f"token, and the policy has moved {learned:.2g} from its reference."
     )
-    ids = ids_of(batches[-1].rollouts)
-    share, began = kl / max(learned, SAME), latest[0].step
-    return [Finding("sampler_mismatch", message, share, limits.sampler_share, ids, began=began)]
+    share = kl / max(learned, SAME)
+    return [Finding(message, share, limits.sampler_share, ids_of(batches[-1].rollouts), began=latest[0].step)]
 
 
 def sampler_kl(batches: Sequence[Batch]) -> float:
@@ -241,7 +243,7 @@ def other_logprobs(batches: Sequence[Batch]) -> bool:
     return len(recent) == SOON and not stale and sampler_kl(recent) > OTHER_LOGPROBS
 
 
-@detector("length_collapse", need.LENGTHS)
+@detector(need.LENGTHS)
 def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find trajectories that became much shorter, in agent tokens if known, else in turns."""
     if len(batches) < 3:
@@ -253,16 +255,15 @@ def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         return []
     left = series[-1] / max(series)
     unit = "tokens" if by_tokens else "turns"
-    ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: (r.tokens, r.turns or 0)))
+    shortest = sorted(batches[-1].rollouts, key=lambda r: (r.tokens, r.turns or 0))
     message = f"trajectories shrank to {series[-1]:.3g} {unit}, {left:.0%} of their highest in {len(series)} steps"
     better = improvement(batches, limits)
     message = f"{message}, while {better}." if better else f"{message}."
     severity: Severity = "hint" if better else "warning"
-    began = batches[since].step
-    return [Finding("length_collapse", message, left, limits.length_fall, ids, severity=severity, began=began)]
+    return [Finding(message, left, limits.length_fall, ids_of(shortest), "", severity, batches[since].step)]
 
 
-@detector("groups_without_variance", need.REWARDS, share=True)
+@detector(need.REWARDS, share=True)
 def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many groups whose rollouts all have the same reward: they carry no gradient."""
     groups = groups_of(r for b in batches for r in b.rollouts)
@@ -275,39 +276,36 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
             f"{larger:.0%} would."
         )
         ids, began = ids_of(g[0] for g in flat), min(batches[0].step or 0, 1)
-        return [Finding("groups_without_variance", message, share, FLATTER * larger, ids, SMALL_GROUPS, began=began)]
+        return [Finding(message, share, FLATTER * larger, ids, SMALL_GROUPS, began=began)]
     if share <= limits.no_variance_share:
         return []
     stuck = [g for g in flat if not all(r.correct for r in g)]
     if len(stuck) / len(groups) <= 1 - limits.no_variance_share:
         message = f"solved: in most groups every answer is right. {measured}; harder tasks would teach more."
-        ids = ids_of(g[0] for g in flat)
-        return [Finding("groups_without_variance", message, share, limits.no_variance_share, ids, "solved", "good")]
-    ids = ids_of(g[0] for g in stuck)
+        return [Finding(message, share, limits.no_variance_share, ids_of(g[0] for g in flat), "solved", "good")]
     wrong = fmean(r.correct is False for g in stuck for r in g)
     kind = "easier" if wrong > 0.5 else "other"
     message = f"{measured}: {kind} tasks would teach more."
-    began = batches[0].step
-    return [Finding("groups_without_variance", message, share, limits.no_variance_share, ids, began=began)]
+    return [Finding(message, share, limits.no_variance_share, ids_of(g[0] for g in stuck), began=batches[0].step)]
 
 
-@detector("unreadable_calls", share=True)
+@detector(share=True)
 def unreadable_calls(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts with an unparsable call."""
     message = "contain an unreadable call, so the tool never ran"
-    return _frequent("unreadable_calls", message, batches, lambda r: r.unreadable)
+    return _frequent(message, batches, lambda r: r.unreadable)
 
 
-@detector("errors", share=True, urgent=0.25)
+@detector(share=True, urgent=0.25)
 def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts that ended in an error."""
-    return _frequent("errors", "ended in an error", batches, lambda r: r.failed)
+    return _frequent("ended in an error", batches, lambda r: r.failed)
 
 
-@detector("tool_errors", share=True, urgent=0.5)
+@detector(share=True, urgent=0.5, reports="errors")
 def tool_errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts with failed calls. A policy that is still learning its tools makes them at first."""
-    found = _frequent("errors", "have a failed tool call", batches, lambda r: r.call_failed, "tools")
+    found = _frequent("have a failed tool call", batches, lambda r: r.call_failed, "tools")
     better = improvement(batches, limits)
     return (
         [replace(f, message=f"{f.message[:-1]}, while {better}.", severity="hint") for f in found] if better else found
@@ -315,7 +313,6 @@ def tool_errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
 
 
 def _frequent(
-    name: str,
     message: str,
     batches: Sequence[Batch],
     has: Callable[[RolloutSummary], bool],
@@ -326,8 +323,7 @@ def _frequent(
     if len(hit) <= TROUBLE_SHARE * len(rollouts):
         return []
     sentence = f"{len(hit):,} of {len(rollouts):,} rollouts {message}."
-    share, began = len(hit) / len(rollouts), batches[0].step
-    return [Finding(name, sentence, share, TROUBLE_SHARE, ids_of(hit), subject, began=began)]
+    return [Finding(sentence, len(hit) / len(rollouts), TROUBLE_SHARE, ids_of(hit), subject, began=batches[0].step)]
 
 
 def improvement(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:

@@ -37,7 +37,7 @@ Prompts = dict[str, tuple[RolloutSummary, bool, frozenset[str]]]
 """By task: one of its rollouts, whether its prompt contains the right answer, and the words of the prompt."""
 
 
-@detector("held_out_gap", need.SUCCESS, need.HELD_OUT)
+@detector(need.SUCCESS, need.HELD_OUT)
 def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find success that differs between training and held-out tasks while held-out success does not improve."""
     first, latest = _evaluation(batches[0]), _evaluation(batches[-1])
@@ -62,10 +62,10 @@ def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"held-out tasks, where it was {first.success:.0%} at step {first.step}."
     )
     severity, ids = "hint" if better else "warning", ids_of(recent[-1].rollouts)
-    return [Finding("held_out_gap", message, abs(gap), GAP, ids, severity=severity, began=recent[0].step)]
+    return [Finding(message, abs(gap), GAP, ids, severity=severity, began=recent[0].step)]
 
 
-@detector("reward_against_success", need.REWARDS, need.HELD_OUT)
+@detector(need.REWARDS, need.HELD_OUT, reports="reward_hack")
 def reward_against_success(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a reward that rises while held-out success falls: it was wrong from the start. If training verdicts are
     known, `held_out_gap` compares them instead."""
@@ -84,10 +84,10 @@ def reward_against_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
         f"{total_of(evidence[0]):.2g}, with a right answer. The mean reward rose from {before:.2g} to {after:.2g}, and "
         f"success on held-out tasks fell from {best.success:.0%} to {latest.success:.0%}."
     )
-    return [Finding("reward_hack", message, fall, GAP, ids_of(evidence), began=batches[0].step)]
+    return [Finding(message, fall, GAP, ids_of(evidence), began=batches[0].step)]
 
 
-@detector("leaked_answer", need.PROMPTS, need.ANSWERS, need.HELD_OUT)
+@detector(need.PROMPTS, need.ANSWERS, need.HELD_OUT)
 def leaked_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find right answers in training prompts but not in held-out prompts. `own_texts` handles prompts that contain the
     policy's own text."""
@@ -102,10 +102,10 @@ def leaked_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         f"prompts contain the right answer: {leaks[0].prompt[-60:]!r} has {leaks[0].expected!r}. This affects "
         f"{share:.0%} of {len(shown):,} training prompts and {other:.0%} of {len(others):,} held-out prompts."
     )
-    return [Finding("leaked_answer", message, share, other + LEAK, ids_of(leaks), began=batches[0].step)]
+    return [Finding(message, share, other + LEAK, ids_of(leaks), began=batches[0].step)]
 
 
-@detector("own_texts", need.PROMPTS, need.HELD_OUT)
+@detector(need.PROMPTS, need.HELD_OUT, reports="prompt_gap")
 def own_texts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find training prompts that contain text which the policy wrote in an earlier step."""
     prompts, hit = {r.prompt for b in batches for r in b.rollouts}, _with_own_texts(batches)
@@ -119,7 +119,7 @@ def own_texts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
         f"{usual:,} of {len(others):,} held-out prompts."
     )
     share, limit = len(hit) / len(prompts), usual / len(others) + LEAK
-    return [Finding("prompt_gap", message, share, limit, ids_of(hit), "texts", began=batches[0].step)]
+    return [Finding(message, share, limit, ids_of(hit), "texts", began=batches[0].step)]
 
 
 def _with_own_texts(batches: Sequence[Batch]) -> list[RolloutSummary]:
@@ -161,7 +161,7 @@ def _more_often(hits: int, total: int, usual: int, others: int) -> bool:
     return hits / total - usual / others > max(LEAK, Z * error)
 
 
-@detector("prompt_gap", need.PROMPTS, need.HELD_OUT)
+@detector(need.PROMPTS, need.HELD_OUT)
 def prompt_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find words in nearly all prompts of one side and nearly none of the other."""
     shown, others = _of_training(batches), _by_task(_evaluation(batches[-1]).rollouts)
@@ -178,7 +178,7 @@ def prompt_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         "training and evaluation have different prompts: is one cut off, or does it use another template? "
         f"{len(shown):,} training prompts {' and '.join(parts)}: {example!r}, against held-out {other_example!r}."
     )
-    return [Finding("prompt_gap", message, 1.0, ALL, ids_of(batches[-1].rollouts), began=batches[0].step)]
+    return [Finding(message, 1.0, ALL, ids_of(batches[-1].rollouts), began=batches[0].step)]
 
 
 def _evaluation(batch: Batch) -> HeldOut:

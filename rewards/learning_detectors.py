@@ -52,7 +52,7 @@ _TOKEN = re.compile(r"\\?\w+|[^\w\s]")
 Phrase = tuple[str, ...]
 
 
-@detector("reward_hack", need.REWARDS, need.TEXTS)
+@detector(need.REWARDS, need.TEXTS)
 def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find wrong answers whose reward rises while most of them come to contain the same text."""
     if len(batches) < STEPS:
@@ -89,10 +89,10 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
         f"{'wrong ' * known}answers contain it ({initial:.0%} at first). In {len(batches)} steps their reward rose by "
         f"{rise:.2g}, mostly through {component}, and {success}."
     )
-    return [Finding("reward_hack", message, share, least, ids_of(evidence), component, began=after[0].step)]
+    return [Finding(message, share, least, ids_of(evidence), component, began=after[0].step)]
 
 
-@detector("kl_rise", need.KL)
+@detector(need.KL)
 def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a policy that leaves the reference within a few steps. Usually the learning rate is too high."""
     recent = [b.metrics[metric.KL_MEAN] for b in batches[-KL_STEPS - 1 :]]
@@ -112,10 +112,10 @@ def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
         message = f"the policy moves fast, while {better}: {measured}."
     severity = "hint" if better else "warning"
     ids, began = ids_of(batches[-1].rollouts), batches[-steps].step
-    return [Finding("kl_rise", message, rise, limits.kl_rise, ids, severity=severity, began=began)]
+    return [Finding(message, rise, limits.kl_rise, ids, severity=severity, began=began)]
 
 
-@detector("random_policy", need.ENTROPY)
+@detector(need.ENTROPY)
 def random_policy(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a policy that samples almost at random from the first step."""
     if len(batches) != RANDOM_STEPS or batches[0].step not in (0, 1):
@@ -128,10 +128,10 @@ def random_policy(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         f"{entropy:.2g} nats, like a uniform choice among {math.exp(entropy):,.0f} tokens."
     )
     ids, began = ids_of(batches[-1].rollouts), batches[0].step
-    return [Finding("random_policy", message, entropy, RANDOM_ENTROPY, ids, severity="failure", began=began)]
+    return [Finding(message, entropy, RANDOM_ENTROPY, ids, severity="failure", began=began)]
 
 
-@detector("reference_mismatch", need.KL)
+@detector(need.KL)
 def reference_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a KL to the reference before any update: the reference is not the initial policy."""
     kl = abs(batches[0].metrics[metric.KL_MEAN])
@@ -141,12 +141,10 @@ def reference_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> lis
         "the reference is not the policy that training started from: load the same weights, and score the same "
         f"tokens. Before the first update the KL is {kl:.2g} nats per token, and it should be 0."
     )
-    return [Finding("reference_mismatch", message, kl, limits.kl_rise, ids_of(batches[-1].rollouts))]
+    return [Finding(message, kl, limits.kl_rise, ids_of(batches[-1].rollouts))]
 
 
-@detector(
-    "no_movement", need.GRADIENT, reads=(metric.MOVEMENT, metric.KL_MEAN, metric.KL_UNCHANGED, metric.LEARNING_RATE)
-)
+@detector(need.GRADIENT, reads=(metric.MOVEMENT, metric.KL_MEAN, metric.KL_UNCHANGED, metric.LEARNING_RATE))
 def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find updates that leave the policy unchanged despite gradients, by its weights, learning rate or KL."""
     if found := _no_gradient(batches[-STILL_STEPS:]):
@@ -161,14 +159,14 @@ def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
             "precision of the stored weights (float32), the learning rate, frozen parameters, and whether the "
             f"optimiser has the adapters. {len(updates)} of {len(batches)} steps had a gradient."
         )
-        return [Finding("no_movement", message, moved, limits.movement, began=began)]
+        return [Finding(message, moved, limits.movement, began=began)]
     rates = [b.metrics[metric.LEARNING_RATE] for b in updates if metric.LEARNING_RATE in b.metrics]
     if len(rates) >= STILL_STEPS and max(rates[-STILL_STEPS:]) <= RATE_LEFT * max(rates):
         message = (
             f"the learning rate is {rates[-1]:.2g}, so the policy does not move: check the schedule and its length. "
             f"Its maximum was {max(rates):.2g} in {len(rates)} steps."
         )
-        return [Finding("no_movement", message, rates[-1], RATE_LEFT * max(rates), subject="rate", began=began)]
+        return [Finding(message, rates[-1], RATE_LEFT * max(rates), subject="rate", began=began)]
     warming = len(rates) > 1 and rates[-1] > 1.5 * rates[0]
     if warming and (len(batches) < limits.window or any(b <= a for a, b in pairwise(rates))):
         return []
@@ -191,7 +189,7 @@ def _no_gradient(batches: Sequence[Batch]) -> list[Finding]:
         f"0, and frozen parameters. Rewards differ in {len(differ):,} groups of {len(batches)} steps, by "
         f"{largest:.2g} at most, and every gradient is 0."
     )
-    return [Finding("no_movement", message, 0.0, 0.0, ids_of(differ[0]), "gradient", "failure", batches[0].step)]
+    return [Finding(message, 0.0, 0.0, ids_of(differ[0]), "gradient", "failure", batches[0].step)]
 
 
 def _kl_still(
@@ -222,7 +220,7 @@ def _kl_still(
             else "Check the learning rate, the precision of weights and sampling, and frozen parameters."
         )
     )
-    return [Finding("no_movement", message, value, floor, subject="kl", began=updates[0].step)]
+    return [Finding(message, value, floor, subject="kl", began=updates[0].step)]
 
 
 def _wrong(batches: Iterable[Batch]) -> list[RolloutSummary]:

@@ -47,7 +47,7 @@ DISTINCT = 0.5
 """Distinct tasks in a step, as a share of its groups."""
 
 
-@detector("repeated_rollouts", need.TEXTS, need.TASKS)
+@detector(need.TEXTS, need.TASKS)
 def repeated_rollouts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find steps that reuse the rollouts of the previous step, although texts differ within a step."""
     if len(batches) < STEPS:
@@ -60,11 +60,10 @@ def repeated_rollouts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
         f"steps reuse the same rollouts: sample new ones with the current policy in each step. {share:.0%} of the "
         f"texts of the last {STEPS} steps repeat the step before."
     )
-    ids, began = ids_of(batches[-1].rollouts), batches[-STEPS].step
-    return [Finding("repeated_rollouts", message, share, ALL_ALIKE, ids, began=began)]
+    return [Finding(message, share, ALL_ALIKE, ids_of(batches[-1].rollouts), began=batches[-STEPS].step)]
 
 
-@detector("few_tasks", need.TASKS)
+@detector(need.TASKS)
 def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find steps with few distinct tasks for their number of groups."""
     counts = [(len({r.task for r in b.rollouts}), len({r.group for r in b.rollouts})) for b in batches]
@@ -76,11 +75,10 @@ def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
         f"training repeats a few tasks: {groups:,} groups of {len(batches)} steps have {every:,} different tasks, and "
         "a step has the same task several times. Look for duplicates in the data."
     )
-    ids, began = ids_of(batches[-1].rollouts), batches[0].step
-    return [Finding("few_tasks", message, tasks / groups, DISTINCT, ids, began=began)]
+    return [Finding(message, tasks / groups, DISTINCT, ids_of(batches[-1].rollouts), began=batches[0].step)]
 
 
-@detector("single_prompt", need.TASKS, need.KL)
+@detector(need.TASKS, need.KL)
 def single_prompt(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find single-prompt steps that move the policy far without improving it."""
     moved = max(b.metrics[metric.KL_MEAN] for b in batches)
@@ -91,11 +89,10 @@ def single_prompt(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         f"each of {len(batches)} steps has one prompt, so steps undo each other's progress. KL to the reference "
         f"reached {moved:.2g} nats per token, and nothing improved."
     )
-    ids, began = ids_of(batches[-1].rollouts), batches[0].step
-    return [Finding("single_prompt", message, moved, limits.kl_rise, ids, began=began)]
+    return [Finding(message, moved, limits.kl_rise, ids_of(batches[-1].rollouts), began=batches[0].step)]
 
 
-@detector("ordered_tasks", need.TASKS, need.PROMPTS)
+@detector(need.TASKS, need.PROMPTS, reports="few_tasks")
 def ordered_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find steps whose prompts share a word that few other prompts have: each step has only one kind of task."""
     steps = [b.fact("words", _words) for b in batches]
@@ -118,7 +115,7 @@ def ordered_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         f"each step has one kind of task: shuffle the data. In {len(uniform)} of {len(batches)} steps all prompts "
         f"share a word that few others have: {word!r} in step {batch.step}."
     )
-    return [Finding("few_tasks", message, share, KINDS, ids_of(batch.rollouts), "order", began=began)]
+    return [Finding(message, share, KINDS, ids_of(batch.rollouts), "order", began=began)]
 
 
 def _words(batch: Batch) -> tuple[int, Counter[str]]:
@@ -127,7 +124,7 @@ def _words(batch: Batch) -> tuple[int, Counter[str]]:
     return len(prompts), Counter(word for prompt in prompts.values() for word in set(prompt.split()))
 
 
-@detector("prompt_cut", need.READ)
+@detector(need.READ)
 def prompt_cut(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find prompts that the policy reads only in part, and texts that its tokens do not contain."""
     steps = batches[-max(STEPS, PROMPTS // len(batches[-1].rollouts)) :]
@@ -153,11 +150,11 @@ def prompt_cut(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
             continue
         lost = fmean(lacks(r) or 0.0 for r in cut)
         message = f"{problem}. In {len(cut):,} of {len(recent):,} {what}, tokens lack {lost:.0%} of the words."
-        return [Finding(name, message, share, CUT, ids_of(cut), severity="failure", began=steps[0].step)]
+        return [Finding(message, share, CUT, ids_of(cut), "", "failure", steps[0].step, name)]
     return []
 
 
-@detector("mixed_groups", need.TASKS)
+@detector(need.TASKS)
 def mixed_groups(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find groups that mix rollouts of several tasks or prompts."""
     groups = groups_of(batches[-1].rollouts)
@@ -168,11 +165,10 @@ def mixed_groups(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         "groups mix tasks, so rollouts of different prompts are compared: check the data sampler and the order of "
         f"rows. {len(mixed):,} of {len(groups):,} groups have several prompts."
     )
-    share, ids = len(mixed) / len(groups), ids_of(mixed[0])
-    return [Finding("mixed_groups", message, share, DISTINCT, ids, severity="failure")]
+    return [Finding(message, len(mixed) / len(groups), DISTINCT, ids_of(mixed[0]), severity="failure")]
 
 
-@detector("trained_tokens", need.WRITTEN)
+@detector(need.WRITTEN)
 def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find tokens in the loss that the agent did not write, and written tokens that are not in the loss."""
     rollouts = batches[-1].rollouts
@@ -194,11 +190,11 @@ def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
                 "tokens on average."
             )
             severity = "warning" if hit is unended else "failure"
-            return [Finding(name, message, share, limit, ids_of(hit), severity=severity)]
+            return [Finding(message, share, limit, ids_of(hit), severity=severity, detector=name)]
     return []
 
 
-@detector("surprising_tokens", need.SURPRISE, need.ENTROPY, reads=(metric.SAMPLER_KL,))
+@detector(need.SURPRISE, need.ENTROPY, reads=(metric.SAMPLER_KL,))
 def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find tokens that are not samples of the trained policy, whose mean -log p would equal its entropy.
 
@@ -239,10 +235,10 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
         f"{cause}. Their mean -log p is {surprise:.2g} nats, and samples of the policy would have its entropy, "
         f"{entropy:.2g} ({abs(z):.0f} standard errors apart)."
     )
-    return [Finding("surprising_tokens", message, surprise, limit, ids_of(batches[-1].rollouts), began=recent[0].step)]
+    return [Finding(message, surprise, limit, ids_of(batches[-1].rollouts), began=recent[0].step)]
 
 
-@detector("no_diversity", need.TEXTS, reads=(metric.ENTROPY,))
+@detector(need.TEXTS, reads=(metric.ENTROPY,))
 def no_diversity(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find groups in which all rollouts are identical, although tasks are unsolved or before any update."""
     groups = [g for g in groups_of(rollouts_of(batches[-STEPS:])) if len(g) > 2]
@@ -258,11 +254,10 @@ def no_diversity(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"all rollouts of a group have the same text: sample at temperature 1. This affects {len(same):,} of "
         f"{len(groups):,} groups, which leaves nothing to compare."
     )
-    ids, began = ids_of(g[0] for g in same), batches[-STEPS:][0].step
-    return [Finding("no_diversity", message, share, ALIKE, ids, began=began)]
+    return [Finding(message, share, ALIKE, ids_of(g[0] for g in same), began=batches[-STEPS:][0].step)]
 
 
-@detector("not_finite", reads=(metric.REWARD_NONFINITE,))
+@detector(reads=(metric.REWARD_NONFINITE,))
 def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find NaN or infinity in a metric or a reward of the latest step."""
     latest = batches[-1]
@@ -276,7 +271,7 @@ def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     where += [f"{dropped:g} raw reward values, which count as 0"] if dropped > 0 else []
     count = len(bad) + len(names) + (dropped if dropped > 0 else 0)
     message = f"NaN or infinity in {'; '.join(where)}."
-    return [Finding("not_finite", message, count, 0.0, ids_of(bad), severity="failure")]
+    return [Finding(message, count, 0.0, ids_of(bad), severity="failure")]
 
 
 def goal(rollout: RolloutSummary) -> float:

@@ -58,8 +58,8 @@ def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
     return RolloutSummary(rollout.id, rollout.group, math.fsum(left.values()), left, goals=rollout.goals)
 
 
-@detector("advantage_share", need.COMPONENTS)
-def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+@detector(need.COMPONENTS)
+def advantage_share(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find components other than the task that dominate the advantage, so that the policy follows them."""
     parts = [b.fact("covariances", lambda b: _covariances(map(_of_the_return, b.rollouts))) for b in batches]
     shares = _shares(parts) if len(batches) >= min(3, limits.window) else {}
@@ -74,7 +74,6 @@ def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfi
         size = f"{share:.0%}" if share <= 1 else "all (others work against it)"
         found.append(
             Finding(
-                "advantage_share",
                 f"{name} outweighs the task: lower w_{name}. It accounts for {size} of the advantage's variance over "
                 f"{len(batches)} steps (limit {limits.advantage_share:.0%}).",
                 share,
@@ -87,7 +86,7 @@ def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfi
     return found
 
 
-@detector("reward_without_success", need.REWARDS, need.SUCCESS)
+@detector(need.REWARDS, need.SUCCESS)
 def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a mean reward that rises over the window without task success: the policy collects another component."""
     if len(batches) < limits.window:
@@ -104,7 +103,6 @@ def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
     wrong = sorted((r for r in batches[-1].rollouts if not r.correct), key=lambda r: -total_of(r))
     return [
         Finding(
-            "reward_without_success",
             f"reward rises, success does not: over {len(batches)} steps the mean reward rose by {rise:.3g} and "
             f"success went from {start:.0%} to {end:.0%}. {component} accounts for {rises[component] / rise:.0%} of "
             "the rise.",

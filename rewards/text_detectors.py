@@ -38,7 +38,7 @@ LEAST_KL = 0.05
 """Minimum KL in nats per token that a KL weight should allow."""
 
 
-@detector("length_reward", need.REWARDS, need.LENGTHS)
+@detector(need.REWARDS, need.LENGTHS)
 def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a reward that follows length within groups while texts become longer, or the reverse."""
     if len(batches) < STEPS + 1:
@@ -56,10 +56,10 @@ def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         f"correlation with the length is {side * correlation:.2f}, and the mean length went from {first:.3g} to "
         f"{last:.3g} tokens."
     )
-    return [Finding("length_reward", message, correlation, FOLLOWS, ids, began=batches[0].step)]
+    return [Finding(message, correlation, FOLLOWS, ids, began=batches[0].step)]
 
 
-@detector("repetition", need.TEXTS)
+@detector(need.TEXTS)
 def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find texts that repeat words more and more. If the reward follows repetition, the fault began with the reward."""
     series = [b.fact("repeated", lambda b: fmean(map(_repeated, b.rollouts))) for b in batches]
@@ -77,11 +77,10 @@ def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         f"the policy repeats itself, {evidence}: {worst[0].text[:60]!r}. {series[-1]:.0%} of the words in a text are "
         f"repeats, up from {series[lowest]:.0%} within {len(batches)} steps."
     )
-    ids, began = ids_of(worst), batches[0 if paid else lowest + 1].step
-    return [Finding("repetition", message, series[-1], REPEATED, ids, began=began)]
+    return [Finding(message, series[-1], REPEATED, ids_of(worst), began=batches[0 if paid else lowest + 1].step)]
 
 
-@detector("one_answer", need.TEXTS, need.TASKS)
+@detector(need.TEXTS, need.TASKS)
 def one_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find one answer that the reward accepts for tasks with different right answers, or that the policy always gives.
     If answers are unknown, find one text for different tasks."""
@@ -106,11 +105,11 @@ def one_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
                 "tasks. Does the reward accept it everywhere?"
             )
             hit = [r for r in rollouts if _answer(r) == answer]
-            return [Finding("one_answer", message, share, ONE, ids_of(hit), began=began)]
+            return [Finding(message, share, ONE, ids_of(hit), began=began)]
     return []
 
 
-@detector("truncation", need.LENGTHS)
+@detector(need.LENGTHS)
 def truncation(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts that hit a length limit."""
     rollouts = [r for b in batches[-STEPS:] for r in b.rollouts]
@@ -129,7 +128,7 @@ def truncation(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         severity, rates = "hint", [fmean(bool(r.correct) for r in every if r.cut is side) for side in (True, False)]
         message = f"{message[:-1]}, and {rates[0]:.0%} of these are right ({rates[1]:.0%} of the others)."
     began = since(batches, lambda b: fmean(r.cut for r in b.rollouts) > CUT)
-    return [Finding("truncation", message, share, CUT, ids_of(cut), severity=severity, began=began)]
+    return [Finding(message, share, CUT, ids_of(cut), severity=severity, began=began)]
 
 
 def _harmless(rollouts: Sequence[RolloutSummary], better: bool) -> bool:
@@ -145,7 +144,7 @@ def _harmless(rollouts: Sequence[RolloutSummary], better: bool) -> bool:
     return fmean(cut) >= share * fmean(others) or fmean(others) - fmean(cut) <= 3 * error
 
 
-@detector("clipped", need.CLIPPED)
+@detector(need.CLIPPED)
 def clipped(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find updates in which clipping removes much of the gradient."""
     recent = [b.metrics.get(metric.CLIP_FRACTION, 0.0) for b in batches[-2 * STEPS :]]
@@ -156,10 +155,10 @@ def clipped(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
         f"the tokens were clipped in {len(recent)} updates."
     )
     began = since(batches, lambda b: b.metrics.get(metric.CLIP_FRACTION, 0.0) > CLIPPED)
-    return [Finding("clipped", message, fmean(recent), CLIPPED, began=began)]
+    return [Finding(message, fmean(recent), CLIPPED, began=began)]
 
 
-@detector("kl_weight", need.BETA, need.KL)
+@detector(need.BETA, need.KL)
 def kl_weight(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a KL weight that keeps the policy at its reference.
 
@@ -176,8 +175,7 @@ def kl_weight(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
         f"the KL weight keeps the policy at its reference: lower training.beta. {beta:.3g} allows a KL of about "
         f"{allowed:.1g} nats per token, and it is {kl:.1g}."
     )
-    ids, began = ids_of(batches[-1].rollouts), batches[0].step
-    return [Finding("kl_weight", message, beta, math.sqrt(0.5 / LEAST_KL), ids, began=began)]
+    return [Finding(message, beta, math.sqrt(0.5 / LEAST_KL), ids_of(batches[-1].rollouts), began=batches[0].step)]
 
 
 def _with_success(batches: Sequence[Batch]) -> list[Batch]:

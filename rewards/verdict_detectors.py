@@ -29,7 +29,7 @@ CHANCE = 1e-4
 """Probability that a reward becomes constant by chance."""
 
 
-@detector("noisy_reward", need.TEXTS, need.TASKS, need.REWARDS)
+@detector(need.TEXTS, need.TASKS, need.REWARDS)
 def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find equal answers to one task with different rewards. Only single turns count, because tool results may vary."""
     earned: dict[tuple[str, str], list[RolloutSummary]] = defaultdict(list)
@@ -48,11 +48,10 @@ def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"the reward is noisy: the same answer to the same task earns {goal(low):.2g} and {goal(high):.2g}. "
         f"{len(noisy):,} of {len(repeated):,} repeated answers earn different rewards."
     )
-    began = newest(batches)[0].step
-    return [Finding("noisy_reward", message, share, NOISE, ids_of((low, high)), began=began)]
+    return [Finding(message, share, NOISE, ids_of((low, high)), began=newest(batches)[0].step)]
 
 
-@detector("noisy_labels", need.PROMPTS, need.TASKS, need.ANSWERS)
+@detector(need.PROMPTS, need.TASKS, need.ANSWERS)
 def noisy_labels(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find tasks with equal prompts but different right answers. Only single turns count, because tools add
     information."""
@@ -71,10 +70,10 @@ def noisy_labels(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"same prompt expects {answers[0]!r} and {answers[1]!r}. {len(noisy):,} of {len(repeated):,} repeated prompts "
         "have several right answers."
     )
-    return [Finding("noisy_labels", message, share, NOISE, ids_of(noisy[0]), began=batches[0].step)]
+    return [Finding(message, share, NOISE, ids_of(noisy[0]), began=batches[0].step)]
 
 
-@detector("reward_order", need.REWARDS, need.SUCCESS)
+@detector(need.REWARDS, need.SUCCESS)
 def reward_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find rewards that do not follow the verdicts within groups."""
     latest = newest(batches)
@@ -87,10 +86,10 @@ def reward_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"{what}: check the order of rollouts between grader and reward, and the sign. The correlation of verdict and "
         f"reward within groups is {correlation:.2f}, and it should be near 1."
     )
-    return [Finding("reward_order", message, correlation, ORDERED, ids_of(latest[-1].rollouts), began=latest[0].step)]
+    return [Finding(message, correlation, ORDERED, ids_of(latest[-1].rollouts), began=latest[0].step)]
 
 
-@detector("rejected_answers", need.ANSWERS, need.SUCCESS)
+@detector(need.ANSWERS, need.SUCCESS)
 def rejected_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find answers that equal the expected one but count as wrong."""
     equal = list(filter(_is_expected, rollouts_of(newest(batches))))
@@ -102,11 +101,10 @@ def rejected_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
         f"right answers count as wrong: {wrong[0].answer!r} is expected and earns {wrong[0].total or 0:.2g}. "
         f"{len(wrong):,} of {len(equal):,} answers that equal the expected one count as wrong."
     )
-    began = newest(batches)[0].step
-    return [Finding("rejected_answers", message, share, CONTRADICTED, ids_of(wrong), began=began)]
+    return [Finding(message, share, CONTRADICTED, ids_of(wrong), began=newest(batches)[0].step)]
 
 
-@detector("accepted_wrong_answers", need.ANSWERS, need.SUCCESS)
+@detector(need.ANSWERS, need.SUCCESS)
 def accepted_wrong_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find accepted answers that are right for another task but not for their own. Other forms of a right answer, such
     as 1/2 for 0.5, do not count."""
@@ -122,10 +120,10 @@ def accepted_wrong_answers(batches: Sequence[Batch], limits: DiagnosisConfig) ->
         f"wrong answers count as right: {first.answer!r} is accepted where {first.expected!r} is expected. "
         f"{len(wrong):,} of {len(accepted):,} accepted answers are those of other tasks."
     )
-    return [Finding("accepted_wrong_answers", message, share, NOISE, ids_of((r for _, r in wrong)), began=began)]
+    return [Finding(message, share, NOISE, ids_of(r for _, r in wrong), began=began)]
 
 
-@detector("accepted_without_answer", need.ANSWERS, need.SUCCESS)
+@detector(need.ANSWERS, need.SUCCESS)
 def accepted_without_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find rollouts that count as right without an answer, although others have one."""
     rollouts = rollouts_of(batches[-STEPS:])
@@ -141,11 +139,10 @@ def accepted_without_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -
         f"the grader accepts a form without an answer: {empty[0].text[:60]!r} counts as right. This affects "
         f"{len(empty):,} of {len(right):,} right rollouts."
     )
-    began = batches[-STEPS:][0].step
-    return [Finding("accepted_without_answer", message, share, NOISE, ids_of(empty), began=began)]
+    return [Finding(message, share, NOISE, ids_of(empty), began=batches[-STEPS:][0].step)]
 
 
-@detector("constant_reward", need.REWARDS, need.TEXTS)
+@detector(need.REWARDS, need.TEXTS)
 def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a reward that is the same for all rollouts of three steps although texts differ: from the start, if above 0
     or while held-out tasks are solved, or later, if too suddenly for chance, given earlier groups with that reward."""
@@ -173,10 +170,10 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         f"{cause}: all {len(latest):,} rollouts of {STEPS} steps from step {began} on earn {totals[0]:.2g}, although "
         "their texts differ."
     )
-    return [Finding("constant_reward", message, 1.0, 1.0, ids_of(latest), began=began)]
+    return [Finding(message, 1.0, 1.0, ids_of(latest), began=began)]
 
 
-@detector("unanswered", need.ANSWERS)
+@detector(need.ANSWERS)
 def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find rollouts without a readable answer from the first step on. If a limit cuts them, `truncation` reports that
     instead, unless the evaluation's rollouts have answers."""
@@ -202,10 +199,10 @@ def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         f"{cause}. {len(without):,} of {len(rollouts):,} rollouts of the first {STEPS} steps contain no readable "
         "answer."
     )
-    return [Finding("unanswered", message, share, SOLVED, ids_of(without), began=batches[0].step)]
+    return [Finding(message, share, SOLVED, ids_of(without), began=batches[0].step)]
 
 
-@detector("silence_paid", need.REWARDS, need.ANSWERS)
+@detector(need.REWARDS, need.ANSWERS)
 def silence_paid(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a policy that stops answering because rollouts without an answer earn more than others in their group."""
     share, initial = _silent(batches[-1]), _silent(batches[0])
@@ -224,7 +221,7 @@ def silence_paid(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
         f"contain no answer ({initial:.0%} at first). In {len(gains):,} groups they earn {fmean(gains):.2g} more than "
         "those with an answer."
     )
-    return [Finding("silence_paid", message, share, SOLVED, ids_of(silent), began=batches[0].step)]
+    return [Finding(message, share, SOLVED, ids_of(silent), began=batches[0].step)]
 
 
 def _ordered(groups: Sequence[Sequence[RolloutSummary]]) -> float:

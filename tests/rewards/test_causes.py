@@ -11,7 +11,8 @@ from grpo_tui.rewards.diagnosis import DETECTORS
 
 
 def found(detector: str, began: int, severity: Severity = "warning") -> Found:
-    return Found(Finding(detector, "It is broken.", 1.0, 0.5, severity=severity), began + 2, began + 3, 2, began)
+    finding = Finding("It is broken.", 1.0, 0.5, severity=severity, detector=detector)
+    return Found(finding, began + 2, began + 3, 2, began)
 
 
 def causes(*faults: Found) -> list[tuple[str, str]]:
