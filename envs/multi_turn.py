@@ -37,7 +37,7 @@ from .spans import TrialWatches
 from .trajectory import StepContext, Trajectory
 from .tree import check_repeated, tree_session
 from .trial_pictures import KeptPictures, cleaned, loaded
-from .turns import OnGroup, OnProgress, Trial, Turns, trial_result
+from .turns import OnGroup, OnProgress, Trial, trial_result
 
 logger = logging.getLogger(__name__)
 
@@ -123,35 +123,50 @@ class MultiTurnEnv(Env[State, Task]):
         """
         if num_rollouts < 1:
             raise ValueError(f"num_rollouts must be at least 1, not {num_rollouts}")
-        trial = self._start_trial(task_data_list, agent, num_rollouts, seed=seed, step=step, fresh=fresh)
-        if trial is None:
-            return {**trial_result([], [], []), "timings": TrialWatches().timings()}
-        hand_over = None if on_group is None else lambda task: on_group(task, self._result(trial, [task]))
-        turns = Turns(
-            trial,
+        self._adapt_to(agent)
+        self._kept.store = self.image_store
+        watches = TrialWatches()
+        with watches.environment:
+            rollouts = self._begin(task_data_list, num_rollouts)
+            prompts = prompts_of(rollouts, num_rollouts)
+        result = trial_result([], [], [])
+        if not rollouts:
+            return {**result, "timings": TrialWatches().timings()}
+        for rollout in rollouts:
+            self._report(rollout, step)
+        with watches.generating:
+            session = agent.start(prompts, num_rollouts, tools=self._offered, seed=seed)
+        trial = Trial(
+            rollouts,
+            prompts,
+            num_rollouts,
+            tree_session(session, rollouts, fresh, num_rollouts, seed),
             self._answer,
             partial(self._note, step),
+            watches,
+            sees=self.sees,
+            step=step,
             max_turns=self.max_turns,
             timeout_s=self.turn_timeout_s,
             workers=self.workers,
-            hand_over=hand_over,
-            on_progress=on_progress,
             fresh=fresh,
+            on_progress=on_progress,
         )
+        if on_group is not None:
+            trial.hand_over = lambda task: on_group(task, self._result(trial, [task]))
         try:
-            turns.take()
+            trial.take()
             trial.read(trial.open)
         finally:
             trial.session.close()
-        log_failures(trial.rollouts, env_name(self))
-        result = trial_result([], [], [])
-        with trial.watches.environment:
-            if hand_over is None:
+        log_failures(rollouts, env_name(self))
+        with watches.environment:
+            if trial.hand_over is None:
                 result = self._result(trial, list(trial.open))
             else:
                 for task in trial.open:
-                    hand_over(task)
-        return {**result, "timings": trial.watches.timings()}
+                    trial.hand_over(task)
+        return {**result, "timings": watches.timings()}
 
     def opening(
         self, task: Mapping[str, object], agent: object
@@ -219,32 +234,6 @@ class MultiTurnEnv(Env[State, Task]):
             self.on_turn(self._trajectories([rollout], [rollout.messages], 1, step)[0])
 
     # ------------------------------------------------------------------------------------------------ begin and end
-
-    def _start_trial(
-        self,
-        tasks: Sequence[Mapping[str, object]],
-        agent: Agent,
-        num_rollouts: int,
-        *,
-        seed: Seed,
-        step: int,
-        fresh: int | None,
-    ) -> Trial | None:
-        """Reset the rollouts of a trial and open one session for them. Returns None if there are no tasks."""
-        self._adapt_to(agent)
-        self._kept.store = self.image_store
-        watches = TrialWatches()
-        with watches.environment:
-            rollouts = self._begin(tasks, num_rollouts)
-            prompts = prompts_of(rollouts, num_rollouts)
-        if not rollouts:
-            return None
-        for rollout in rollouts:
-            self._report(rollout, step)
-        with watches.generating:
-            session = agent.start(prompts, num_rollouts, tools=self._offered, seed=seed)
-        session = tree_session(session, rollouts, fresh, num_rollouts, seed)
-        return Trial(rollouts, prompts, num_rollouts, session, self.sees, step, watches)
 
     def _begin(self, tasks: Sequence[Any], num_rollouts: int) -> list[LiveRollout]:
         try:

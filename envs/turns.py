@@ -25,19 +25,31 @@ OnGroup = Callable[[int, dict[str, Any]], None]
 
 @dataclass
 class Trial:
-    """The rollouts of a trial, row = task * num_rollouts + rollout. A task is open until its last rollout has ended.
+    """The rollouts of a trial and their turns, row = task * num_rollouts + rollout. A task is open until its last
+    rollout has ended.
 
-    sees: whether the policy is shown pictures. step: the training step. tokens, shown: the tokens and pictures of each
-    row read so far.
+    answer: the environment's reaction to a turn. If it raises or exceeds `timeout_s`, only that rollout fails. note:
+    records the outcome of a turn. sees: whether the policy is shown pictures. step: the training step. max_turns: per
+    rollout. workers: threads for slow answers. fresh: rollouts per task that start at the prompt (None: all).
+    hand_over: called on a thread with each task whose last rollout has ended, if rollouts advance independently.
+    tokens, shown: the tokens and pictures of each row read so far.
     """
 
     rollouts: Sequence[LiveRollout]
     prompts: Sequence[Sequence[Message]]
     num_rollouts: int
     session: AgentSession
+    answer: Callable[[LiveRollout, AgentTurn], CheckedStep]
+    note: Callable[[LiveRollout, AgentTurn, Outcome[CheckedStep]], None]
+    watches: TrialWatches
     sees: bool
     step: int
-    watches: TrialWatches
+    max_turns: int
+    timeout_s: float
+    workers: int
+    fresh: int | None
+    on_progress: OnProgress | None
+    hand_over: Callable[[int], None] | None = None
     tokens: dict[int, TokenArrays] = field(default_factory=dict)
     shown: dict[int, Sequence[ShownImage]] = field(default_factory=dict)
 
@@ -75,63 +87,22 @@ class Trial:
         self.read([task])
         return task
 
-
-def trial_result(
-    trajectories: Sequence[Trajectory], tokens: Sequence[TokenArrays], shown: Sequence[Sequence[ShownImage]]
-) -> dict[str, object]:
-    """Build the result of `MultiTurnEnv.run_trial`, without its timings."""
-    return {
-        "final_rewards": np.asarray([t.env_reward for t in trajectories], dtype=np.float32),
-        "trajectories": trajectories,
-        "tokens": tokens,
-        "images": shown,
-    }
-
-
-@dataclass(frozen=True)
-class Turns:
-    """The turns of a trial's rollouts, up to `max_turns` each.
-
-    answer: the environment's reaction to a turn. If it raises or exceeds `timeout_s`, only that rollout fails. note:
-    records the outcome of a turn. workers: threads for slow answers. hand_over: called on a thread with each task whose
-    last rollout has ended, if rollouts advance independently. fresh: rollouts per task that start at the prompt
-    (None: all).
-    """
-
-    trial: Trial
-    answer: Callable[[LiveRollout, AgentTurn], CheckedStep]
-    note: Callable[[LiveRollout, AgentTurn, Outcome[CheckedStep]], None]
-    max_turns: int
-    timeout_s: float
-    workers: int
-    hand_over: Callable[[int], None] | None
-    on_progress: OnProgress | None
-    fresh: int | None
-
-    @property
-    def rollouts(self) -> Sequence[LiveRollout]:
-        return self.trial.rollouts
-
     def take(self) -> None:
         """Run all rollouts to their ends. Exceptions of the agent propagate."""
-        session = self.trial.session
-        if isinstance(session, AsyncAgentSession):
-            asyncio.run(self._advance_independently(session))
-        else:
-            self._together(session)
-
-    def _together(self, session: AgentSession) -> None:
+        if isinstance(self.session, AsyncAgentSession):
+            asyncio.run(self._advance_independently(self.session))
+            return
         for wave in (False, True):
             rows = [row for row, rollout in enumerate(self.rollouts) if self._waits_for_wave(rollout) is wave]
             while live := [row for row in rows if self._continues(self.rollouts[row])]:
-                self._advance(session, live)
+                self._advance(live)
                 self._tell()
 
-    def _advance(self, session: AgentSession, live: list[int]) -> None:
-        with self.trial.watches.generating:
-            turns = dict(zip(live, session.act(live), strict=True))
+    def _advance(self, live: list[int]) -> None:
+        with self.watches.generating:
+            turns = dict(zip(live, self.session.act(live), strict=True))
             acting = [row for row in live if self._has_acted(self.rollouts[row], turns[row])]
-        with self.trial.watches.environment:
+        with self.watches.environment:
             outcomes = guarded_map(
                 lambda row: self.answer(self.rollouts[row], turns[row]),
                 acting,
@@ -140,10 +111,10 @@ class Turns:
             )
             for row, outcome in zip(acting, outcomes, strict=True):
                 self.note(self.rollouts[row], turns[row], outcome)
-        with self.trial.watches.generating:
+        with self.watches.generating:
             going_on = [row for row in acting if self._continues(self.rollouts[row])]
             if going_on:
-                self.trial.observe(going_on)
+                self.observe(going_on)
 
     async def _advance_independently(self, session: AsyncAgentSession) -> None:
         """Advance each rollout independently of the others. The time during which any of them waits for a turn counts
@@ -157,16 +128,16 @@ class Turns:
                 await asyncio.gather(*(tasks[r] for r in range(first, first + (self.fresh or 0)) if r in tasks))
             while self._continues(rollout):
                 if rollout.steps:
-                    self.trial.observe([row])
-                with self.trial.watches.generating:
+                    self.observe([row])
+                with self.watches.generating:
                     turn = await session.act_alone(row)
                 if self._has_acted(rollout, turn):
                     self.note(rollout, turn, await guard(lambda said: self.answer(rollout, said), turn))
             self._tell()
-            if self.hand_over is not None and (task := self.trial.close_task(row)) is not None:
+            if self.hand_over is not None and (task := self.close_task(row)) is not None:
                 await asyncio.to_thread(self.hand_over, task)
 
-        started, generated = time.perf_counter(), self.trial.watches.generating.seconds
+        started, generated = time.perf_counter(), self.watches.generating.seconds
         tasks = {row: asyncio.create_task(play(row)) for row, rollout in enumerate(self.rollouts) if rollout.live}
         try:
             await asyncio.gather(*tasks.values())
@@ -174,8 +145,8 @@ class Turns:
             for task in tasks.values():
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
-        self.trial.watches.environment.seconds += (
-            time.perf_counter() - started - (self.trial.watches.generating.seconds - generated)
+        self.watches.environment.seconds += (
+            time.perf_counter() - started - (self.watches.generating.seconds - generated)
         )
 
     def _waits_for_wave(self, rollout: LiveRollout) -> bool:
@@ -195,3 +166,15 @@ class Turns:
     def _tell(self) -> None:
         if self.on_progress is not None:
             self.on_progress(sum(not self._continues(rollout) for rollout in self.rollouts), len(self.rollouts))
+
+
+def trial_result(
+    trajectories: Sequence[Trajectory], tokens: Sequence[TokenArrays], shown: Sequence[Sequence[ShownImage]]
+) -> dict[str, object]:
+    """Build the result of `MultiTurnEnv.run_trial`, without its timings."""
+    return {
+        "final_rewards": np.asarray([t.env_reward for t in trajectories], dtype=np.float32),
+        "trajectories": trajectories,
+        "tokens": tokens,
+        "images": shown,
+    }
