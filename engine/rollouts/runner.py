@@ -204,8 +204,8 @@ class RolloutRunner:
             } | ({"fresh": self.fresh} if self.fresh is not None and split == "train" else {})
             if self.watch is not None:
                 self.watch.begins(split, step, int(getattr(env, "max_turns", 0) or 0), total)
-            trial = _Trial(self, env, [rows[i] for i in indices], numbers, rollouts, policy_version, step, on_group)
-            trial_rollouts = trial.run(arguments)
+            trial_rows = [rows[i] for i in indices]
+            trial_rollouts = self._trial(env, trial_rows, numbers, rollouts, policy_version, arguments, on_group)
             if self.watch is not None:
                 self.watch.made(trial_rollouts)
             done += trial_rollouts
@@ -213,67 +213,59 @@ class RolloutRunner:
             self._tell(ended, total)
         return in_batch_order(done)
 
+    def _trial(
+        self,
+        env: TrialEnv,
+        rows: Sequence[Row],
+        numbers: Sequence[int],
+        rollouts: int,
+        policy_version: int,
+        arguments: Mapping[str, Any],
+        on_group: Callable[[list[Rollout]], None] | None,
+    ) -> list[Rollout]:
+        """Return the judged rollouts of one call of `run_trial`, in the order of the rows. numbers: the group of each
+        row. arguments: optional keywords."""
+        path, made = rows[0].env_class_path, dict[int, list[Rollout]]()
+
+        def take(places: Sequence[int], result: Mapping[str, Any]) -> None:
+            """Convert, judge and keep the result of the rows at these indices."""
+            try:
+                found = rollouts_from_trial(result, [numbers[p] for p in places], rollouts, policy_version)
+            except TrialError as problem:
+                raise TrialError(f"{path}: {problem}") from problem
+            if self.judge is not None:
+                started = time.perf_counter()
+                found = self.judge(found, [rows[p] for p in places for _ in range(rollouts)], arguments["step"])
+                self.timings.environment += time.perf_counter() - started
+            for number, place in enumerate(places):
+                made[place] = found[number * rollouts : (number + 1) * rollouts]
+                if on_group is not None:
+                    on_group(made[place])
+
+        if on_group is not None:
+            arguments = {**arguments, "on_group": lambda place, result: take([place], result)}
+        accepted = _accepted(type(env))
+        if "fresh" in arguments and "fresh" not in accepted:
+            raise TrialError(f"{path} has its own run_trial, which cannot branch (training.advantages: tree)")
+        result = env.run_trial(
+            task_data_list=[row.task_data for row in rows],
+            agent=self.agent,
+            num_rollouts=rollouts,
+            **{k: v for k, v in arguments.items() if k in accepted},
+        )
+        if not made:
+            take(range(len(rows)), result)
+        spent = result.get("timings") or {}
+        self.timings.generate += float(spent.get("generate_s", 0.0))
+        self.timings.environment += float(spent.get("environment_s", 0.0))
+        self.timings.spans.extend(spent.get("spans") or {})
+        return [rollout for place in sorted(made) for rollout in made[place]]
+
     def _tell(self, ended: int, total: int, in_trial: int = 0) -> None:
         if self.watch is not None and in_trial:
             self.watch.ended(in_trial)
         if self.on_progress is not None:
             self.on_progress(ended, total)
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """One call of `run_trial`. numbers: the group of each row."""
-
-    runner: RolloutRunner
-    env: TrialEnv
-    rows: Sequence[Row]
-    numbers: Sequence[int]
-    rollouts: int
-    policy_version: int
-    step: int
-    on_group: Callable[[list[Rollout]], None] | None
-    _made: dict[int, list[Rollout]] = field(default_factory=dict)
-
-    def run(self, arguments: Mapping[str, object]) -> list[Rollout]:
-        """Return the judged rollouts, in the order of the rows. given: optional keywords."""
-        if self.on_group is not None:
-            arguments = {**arguments, "on_group": lambda place, result: self._take([place], result)}
-        accepted = _accepted(type(self.env))
-        if "fresh" in arguments and "fresh" not in accepted:
-            raise TrialError(
-                f"{self.rows[0].env_class_path} has its own run_trial, which cannot branch (training.advantages: tree)"
-            )
-        result = self.env.run_trial(
-            task_data_list=[row.task_data for row in self.rows],
-            agent=self.runner.agent,
-            num_rollouts=self.rollouts,
-            **{k: v for k, v in arguments.items() if k in accepted},
-        )
-        if not self._made:
-            self._take(range(len(self.rows)), result)
-        spent, timings = result.get("timings") or {}, self.runner.timings
-        timings.generate += float(spent.get("generate_s", 0.0))
-        timings.environment += float(spent.get("environment_s", 0.0))
-        timings.spans.extend(spent.get("spans") or {})
-        return [rollout for place in sorted(self._made) for rollout in self._made[place]]
-
-    def _take(self, places: Sequence[int], result: Mapping[str, object]) -> None:
-        """Convert, judge and keep the result of the rows at these indices."""
-        rows = [self.rows[place] for place in places]
-        try:
-            rollouts = rollouts_from_trial(
-                result, [self.numbers[p] for p in places], self.rollouts, self.policy_version
-            )
-        except TrialError as problem:
-            raise TrialError(f"{rows[0].env_class_path}: {problem}") from problem
-        if self.runner.judge is not None:
-            started = time.perf_counter()
-            rollouts = self.runner.judge(rollouts, [row for row in rows for _ in range(self.rollouts)], self.step)
-            self.runner.timings.environment += time.perf_counter() - started
-        for number, place in enumerate(places):
-            self._made[place] = rollouts[number * self.rollouts : (number + 1) * self.rollouts]
-            if self.on_group is not None:
-                self.on_group(self._made[place])
 
 
 def _seeds(env_class: type, seeds: list[int]) -> list[int] | int:
