@@ -17,16 +17,13 @@ _VARIANCE = ""
 """The key for the sum of A_i^2. No component has this name."""
 
 
-def advantage_shares(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
-    """Return each component's share of the variance of the advantage. The shares sum to 1, or there are none.
+def advantage_shares(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return each component's share of the variance of the advantage. The shares sum to 1, or there are none. parts:
+    the `covariances` of each step.
 
     c_i is a component's sum over rollout i minus its group's mean, and A_i the sum of c_i over components (GRPO's
     advantage before scaling): share = sum_i c_i A_i / sum_i A_i^2. It is negative if a component opposes the rest.
     """
-    return _shares([_covariances(rollouts)])
-
-
-def _shares(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     sums: dict[str, float] = defaultdict(float)
     for part in parts:
         for name, value in part.items():
@@ -35,7 +32,7 @@ def _shares(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {name: value / variance for name, value in sums.items()} if variance > SAME else {}
 
 
-def _covariances(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
+def covariances(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
     """Sum c_i A_i over rollouts for each component, and A_i^2."""
     sums: dict[str, float] = defaultdict(float)
     for group in groups_of(rollouts):
@@ -61,8 +58,8 @@ def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
 @detector(need.COMPONENTS)
 def advantage_share(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find components other than the task that dominate the advantage, so that the policy follows them."""
-    parts = [b.fact("covariances", lambda b: _covariances(map(_of_the_return, b.rollouts))) for b in batches]
-    shares = _shares(parts) if len(batches) >= min(3, limits.window) else {}
+    parts = [b.fact("covariances", lambda b: covariances(map(_of_the_return, b.rollouts))) for b in batches]
+    shares = advantage_shares(parts) if len(batches) >= min(3, limits.window) else {}
     goals = GOALS.union(
         *(b.fact("goals", lambda b: frozenset().union(*(r.goals for r in b.rollouts))) for b in batches)
     )

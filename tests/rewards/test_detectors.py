@@ -20,7 +20,7 @@ from grpo_tui.rewards.batches import Batch, HeldOut, RolloutSummary
 from grpo_tui.rewards.breakdown import RewardBreakdown
 from grpo_tui.rewards.detectors import Detector, Finding
 from grpo_tui.rewards.diagnosis import DETECTORS, Diagnosis
-from grpo_tui.rewards.reward_detectors import advantage_shares
+from grpo_tui.rewards.reward_detectors import advantage_shares, covariances
 
 from .episodes import batch_of, good
 
@@ -120,12 +120,12 @@ def test_the_expected_share_of_flat_groups_is_that_of_a_simulation(size: int):
 
 def test_shares_of_the_advantage_add_up_to_one():
     batches = [batch(0, coherence=lambda i: 0.3 * (i % 3))]
-    shares = advantage_shares(batches[0].rollouts)
+    shares = advantage_shares([covariances(batches[0].rollouts)])
     assert sum(shares.values()) == pytest.approx(1.0)
     # By hand: one group, task 0/1, coherence 0/2 in the same direction. A = c_task + c_coherence = 3 c_task.
     simple = [RolloutSummary(str(i), "g", 3.0 * i, {"task": float(i), "coherence": 2.0 * i}) for i in (0, 1)]
-    assert advantage_shares(simple) == pytest.approx({"task": 1 / 3, "coherence": 2 / 3})
-    assert advantage_shares([RolloutSummary("a", "g", 1.0, {"task": 1.0})]) == {}
+    assert advantage_shares([covariances(simple)]) == pytest.approx({"task": 1 / 3, "coherence": 2 / 3})
+    assert advantage_shares([covariances([RolloutSummary("a", "g", 1.0, {"task": 1.0})])]) == {}
 
 
 def test_a_component_that_makes_most_of_the_advantage():

@@ -19,7 +19,7 @@ from grpo_tui.rewards.batches import rollout_of
 from grpo_tui.rewards.breakdown import RewardBreakdown
 from grpo_tui.rewards.components import RewardError
 from grpo_tui.rewards.orchestrator import RewardOrchestrator, RewardResult
-from grpo_tui.rewards.reward_detectors import advantage_shares
+from grpo_tui.rewards.reward_detectors import advantage_shares, covariances
 
 from .episodes import batches, good, step, trajectory
 
@@ -237,8 +237,8 @@ def test_the_share_of_each_component_in_the_advantage():
     result = score(config, batch, [i % 3 == 0 for i in range(8)], embeddings)
     shares = {n: result.metrics[f"rewards/advantage_share/{n}"] for n in result.component_names}
     assert sum(shares.values()) == pytest.approx(1.0)  # type: ignore[arg-type]
-    plain = advantage_shares([rollout_of(t, b) for t, b in zip(batch, result.breakdowns, strict=True)])
-    assert shares == pytest.approx(plain)
+    rollouts = [rollout_of(t, b) for t, b in zip(batch, result.breakdowns, strict=True)]
+    assert shares == pytest.approx(advantage_shares([covariances(rollouts)]))
 
 
 def test_metrics_add_up_and_agree_with_the_breakdown():
