@@ -42,10 +42,9 @@ class News(NamedTuple):
 
 
 class WriteTrouble:
-    """Tracks and reports trouble with writing. overflow: returns the number of rows that did not fit into the queue.
-    tell: receives one sentence for people."""
+    """Tracks and logs trouble with writing. overflow: returns the number of rows that did not fit into the queue."""
 
-    def __init__(self, overflow: Callable[[], int], tell: Callable[[str], None]) -> None:
+    def __init__(self, overflow: Callable[[], int]) -> None:
         self.now: str | None = None
         """The trouble with the folder, in words; None while it accepts writes."""
         self.attempts = 0
@@ -53,7 +52,6 @@ class WriteTrouble:
         self.lost = 0
         """Rows that could not be stored because of their content."""
         self._overflow = overflow
-        self._tell = tell
         self._reported = 0
         self._reported_at: dict[str, float] = {}
         self._reason = UNSTORABLE
@@ -73,7 +71,7 @@ class WriteTrouble:
         self._quiet = self._reported_lately()
         self._reported_at[reason] = time.monotonic()
         if not self._quiet:
-            self._tell(self.sentence)
+            log.warning("record: %s", self.sentence)
 
     def news(self) -> News | None:
         """Return the report that is due now, if any: once per period of trouble, at most once a minute."""
@@ -107,7 +105,7 @@ class WriteTrouble:
         self._reported += news.lost
         self._reported_at[news.reason] = time.monotonic()
         self._reason = UNSTORABLE
-        self._tell(f"recording has resumed ({news.message})" if recovered else news.message)
+        log.warning("record: %s", f"recording has resumed ({news.message})" if recovered else news.message)
 
     def _unreported(self) -> int:
         return self.lost + self._overflow() - self._reported
@@ -135,11 +133,9 @@ def explain(error: BaseException, run_dir: Path) -> str:
 class Sink:
     """The record's file for its thread. `overflow` returns the number of rows that did not fit into the queue."""
 
-    def __init__(
-        self, run_dir: Path, resume_from_step: int | None, overflow: Callable[[], int], tell: Callable[[str], None]
-    ) -> None:
+    def __init__(self, run_dir: Path, resume_from_step: int | None, overflow: Callable[[], int]) -> None:
         self.run_dir = run_dir
-        self.trouble = WriteTrouble(overflow, tell)
+        self.trouble = WriteTrouble(overflow)
         self.summary = Summary()
         self.step = 0
         """The last step with committed data."""

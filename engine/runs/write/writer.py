@@ -3,19 +3,18 @@
 The training thread appends to a bounded queue. One background thread serialises, compresses and commits in batches. A
 caller waits while the queue is full and the disk accepts writes, so a slow disk costs time but no data. A full, broken,
 hanging or removed folder can lose the record but never stops the run. Rows that do not fit are counted. The trouble is
-reported once (log, callback, and an event as soon as the record is writable again). Writing resumes when the folder
+reported once (in the log, and as an event as soon as the record is writable again). Writing resumes when the folder
 allows it. Committed data survives `kill -9`.
 """
 
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from .items import Image
     from .store import RecordStore
 
-log = logging.getLogger(__name__)
-
 Values = Mapping[str, "float | Mapping[str, float]"]
 
 QUEUE_BYTES = 64 << 20
@@ -55,8 +52,7 @@ class RunWriter:
 
     `process` names this process within the run (`training`, `engine`, `worker`). Its status is in
     `processes/<process>.json`. Two processes of a run may each have a writer. `resume_from_step` removes the records
-    after that step before anything is added. The record's thread calls `on_trouble` with one sentence when the record
-    gets into trouble and when it recovers. `queue_bytes`: the approximate size of the queue. `alerts` sends alerts to
+    after that step before anything is added. `queue_bytes`: the approximate size of the queue. `alerts` sends alerts to
     the user.
     """
 
@@ -66,13 +62,11 @@ class RunWriter:
         *,
         resume_from_step: int | None = None,
         process: str = "training",
-        on_trouble: Callable[[str], None] | None = None,
         queue_bytes: int = QUEUE_BYTES,
         alerts: AlertSender | None = None,
     ) -> None:
         self.run_dir = Path(run_dir)
         self.process = process
-        self._on_trouble = on_trouble
         self._limit = queue_bytes
         self._alerts = alerts
         self._queue: deque[tuple[Entry, int]] = deque()
@@ -86,7 +80,7 @@ class RunWriter:
         self._closing = False
         self._urgent = False
         self._images: set[str] = set()
-        self._sink = Sink(self.run_dir, resume_from_step, lambda: self._overflow, self._tell)
+        self._sink = Sink(self.run_dir, resume_from_step, lambda: self._overflow)
         self._state = ProcessState(self.run_dir, process, self._sink, self._condition)
         self._pid = os.getpid()
         self._state.announce()
@@ -345,14 +339,6 @@ class RunWriter:
                 batch.append(item)
             self._busy = bool(batch)
         return batch, cost
-
-    def _tell(self, message: str) -> None:
-        log.warning("record: %s", message)
-        if self._on_trouble is not None:
-            try:
-                self._on_trouble(message)
-            except Exception:
-                log.exception("the callback for trouble with the record failed")
 
 
 class NullWriter:

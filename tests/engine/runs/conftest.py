@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import TrajectoryRecord
+from grpo_tui.engine.runs.write import sink
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.tools import Argument, ToolSpec
 from grpo_tui.envs.trajectory import Step, StepContext, TokenArrays, Trajectory
@@ -101,6 +103,17 @@ def writer(run_dir: Path) -> Iterator[RunWriter]:
     made = RunWriter(run_dir)
     yield made
     made.close()
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    """The sentences about trouble with the record that are logged."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    sink.log.addHandler(handler)
+    yield messages
+    sink.log.removeHandler(handler)
 
 
 @pytest.fixture(scope="module")

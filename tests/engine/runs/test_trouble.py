@@ -121,9 +121,8 @@ def test_viewers_are_warned_of_a_full_disk_at_once_and_learn_how_the_run_ended(r
     assert (info.status, info.step, info.exit_code) == ("finished", 9, 0)
 
 
-def test_a_removed_folder_is_not_made_again_and_said_once(run_dir: Path, make_record):
-    told: list[str] = []
-    writer = RunWriter(run_dir, on_trouble=told.append, queue_bytes=200_000)
+def test_a_removed_folder_is_not_made_again_and_said_once(run_dir: Path, make_record, told):
+    writer = RunWriter(run_dir, queue_bytes=200_000)
     writer.trajectories(1, [make_record(1, 0)])
     assert writer.flush(10)
     shutil.rmtree(run_dir)
@@ -141,9 +140,8 @@ def test_a_removed_folder_is_not_made_again_and_said_once(run_dir: Path, make_re
     assert not run_dir.exists()
 
 
-def test_a_folder_that_comes_back_is_written_again(run_dir: Path, make_record):
-    told: list[str] = []
-    writer = RunWriter(run_dir, on_trouble=told.append)
+def test_a_folder_that_comes_back_is_written_again(run_dir: Path, make_record, told):
+    writer = RunWriter(run_dir)
     writer.trajectories(1, [make_record(1, i) for i in range(5)])
     assert writer.flush(10)
     away = run_dir.with_name("away")
@@ -161,10 +159,9 @@ def test_a_folder_that_comes_back_is_written_again(run_dir: Path, make_record):
         assert len(reader.events(["record"])) == 1
 
 
-def test_each_reason_is_told_and_a_disk_that_wavers_is_told_once(run_dir: Path, make_record, monkeypatch):
+def test_each_reason_is_told_and_a_disk_that_wavers_is_told_once(run_dir: Path, make_record, monkeypatch, told):
     """Full, not full, full, … within a minute is one trouble; another reason in between is told as well."""
-    told: list[str] = []
-    writer = RunWriter(run_dir, on_trouble=told.append)
+    writer = RunWriter(run_dir)
     writer.metrics(1, {"a": 1})
     assert writer.flush(10)
     original = RecordStore.begin
@@ -196,10 +193,9 @@ def test_each_reason_is_told_and_a_disk_that_wavers_is_told_once(run_dir: Path, 
         assert [e.data["dropped"] for e in reader.events(["record"])] == [0, 0]
 
 
-def test_a_folder_that_cannot_be_made_at_all(tmp_path: Path, make_record):
+def test_a_folder_that_cannot_be_made_at_all(tmp_path: Path, make_record, told):
     (tmp_path / "file").write_text("not a folder")
-    told: list[str] = []
-    writer = RunWriter(tmp_path / "file" / "run", on_trouble=told.append)
+    writer = RunWriter(tmp_path / "file" / "run")
     writer.trajectories(1, [make_record(1, 0)])
     assert not writer.flush(5)
     writer.status("finished", exit_code=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import threading
 import time
@@ -22,7 +21,7 @@ from grpo_tui.engine.runs.write.store import MetricTables, RecordStore
 from grpo_tui.engine.runs.write.writer import NullWriter, RunWriter, open_writer
 
 
-def test_a_disk_that_hangs_costs_rows_that_are_counted_and_reported_once(run_dir: Path, make_record, monkeypatch):
+def test_a_disk_that_hangs_costs_rows_that_are_counted_and_reported_once(run_dir: Path, make_record, monkeypatch, told):
     monkeypatch.setattr(writer_module, "PATIENCE_SECONDS", 0.05)
     gate = threading.Event()
     original = RecordStore.add_trajectories
@@ -32,8 +31,7 @@ def test_a_disk_that_hangs_costs_rows_that_are_counted_and_reported_once(run_dir
         return original(self, step, records)
 
     monkeypatch.setattr(RecordStore, "add_trajectories", slow)
-    told: list[str] = []
-    writer = RunWriter(run_dir, queue_bytes=100_000, on_trouble=told.append)
+    writer = RunWriter(run_dir, queue_bytes=100_000)
     for step in range(1, 201):
         writer.trajectories(step, [make_record(step, i) for i in range(8)])
     assert len(told) == 1 and "accepts no writes" in told[0]  # after one wait, not one for each step
@@ -53,7 +51,9 @@ def test_a_disk_that_hangs_costs_rows_that_are_counted_and_reported_once(run_dir
     assert len(told) == 1 + len(events) <= 3
 
 
-def test_steps_larger_than_the_queue_wait_for_a_slow_disk_and_lose_nothing(run_dir: Path, make_record, monkeypatch):
+def test_steps_larger_than_the_queue_wait_for_a_slow_disk_and_lose_nothing(
+    run_dir: Path, make_record, monkeypatch, told
+):
     original = RecordStore.add_trajectories
     sizes: list[int] = []
 
@@ -64,8 +64,7 @@ def test_steps_larger_than_the_queue_wait_for_a_slow_disk_and_lose_nothing(run_d
 
     monkeypatch.setattr(RecordStore, "add_trajectories", slow)
     monkeypatch.setattr(writer_module, "BATCH_BYTES", 60_000)
-    told: list[str] = []
-    writer = RunWriter(run_dir, queue_bytes=100_000, on_trouble=told.append)
+    writer = RunWriter(run_dir, queue_bytes=100_000)
     text = "x" * 20_000
     for step in range(1, 9):  # 160 kB each
         records = [make_record(step, i) for i in range(8)]
@@ -233,18 +232,13 @@ def test_the_summary_on_disk_holds_what_was_given_before_the_end(run_dir: Path, 
     writer.close()
 
 
-def test_a_bug_in_the_callback_stays_out_of_the_way(run_dir: Path, monkeypatch, caplog):
+def test_a_folder_in_the_place_of_the_record_only_delays_it(run_dir: Path, monkeypatch):
     monkeypatch.setattr(writer_module, "RETRY_SECONDS", (0.05,))
-
-    def broken(message: str) -> None:
-        raise RuntimeError("no")
-
     run_dir.mkdir()
     (run_dir / "record.sqlite").mkdir()  # no database can be there
-    with caplog.at_level(logging.ERROR):
-        writer = RunWriter(run_dir, on_trouble=broken)
-        writer.metrics(1, {"a": 1})
-        assert not writer.flush(5)
+    writer = RunWriter(run_dir)
+    writer.metrics(1, {"a": 1})
+    assert not writer.flush(5)
     (run_dir / "record.sqlite").rmdir()
     deadline = time.monotonic() + 10
     while not writer.flush(1) and time.monotonic() < deadline:
