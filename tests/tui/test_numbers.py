@@ -18,7 +18,7 @@ from textual.geometry import Region
 from grpo_tui.configs import metric_names as metric
 from grpo_tui.engine.runs.health.headline import Headline
 from grpo_tui.engine.runs.learning import UseKind
-from grpo_tui.engine.runs.read.groups import GroupRow, RoutedGroup
+from grpo_tui.engine.runs.read.groups import GroupRow
 from grpo_tui.engine.runs.types import Event, Progress, RunInfo, Served, TrajectoryRecord, TrajectoryRow, Use
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
@@ -191,7 +191,7 @@ rollouts = st.builds(
     extra=st.fixed_dictionaries({"component.task": ANY, "x": ANY}),
 )  # fmt: skip
 groups = st.builds(
-    lambda step, size, mean, std, right, wrong, penalties: RoutedGroup(
+    lambda step, size, mean, std, right, wrong, penalties: GroupRow(
         1, "12.3", 1, step, size, mean, std, right, right + wrong, penalties, mean, std, "p", "Question",
         ((("GET", "ANSWER"), "", size),),
     ),

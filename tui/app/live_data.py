@@ -13,7 +13,7 @@ from typing import Literal
 from ...configs import metric_names as metric
 from ...engine.runs.control.alerts import suggestion_of
 from ...engine.runs.control.live import LiveState, read_live
-from ...engine.runs.control.requests import AnsweredRequest, asked
+from ...engine.runs.control.requests import RunRequest, asked
 from ...engine.runs.errors import RecordError
 from ...engine.runs.health.headline import RATE_WINDOW
 from ...engine.runs.read.reader import RunReader
@@ -88,10 +88,10 @@ def _severity(event: Event) -> Severity:
     return stated if stated in ("failure", "hint", "good") else "warning"
 
 
-def _of_request(answered: AnsweredRequest) -> LiveFinding:
-    answer = " · ".join(dict.fromkeys(answered.answers.values()))
-    message = f"{answered.request.command}: {answer or 'requested, no answer yet'}"
-    return LiveFinding("asked", message, Event("control", message, time=answered.request.time))
+def _of_request(request: RunRequest) -> LiveFinding:
+    answer = " · ".join(dict.fromkeys(request.answers.values()))
+    message = f"{request.command}: {answer or 'requested, no answer yet'}"
+    return LiveFinding("asked", message, Event("control", message, time=request.time))
 
 
 Points = list[tuple[int, float]]
@@ -131,7 +131,7 @@ class Reading:
     findings: Sequence[Event] = ()
     betas: Sequence[Event] = ()
     versions: Sequence[Event] = ()
-    asked: Sequence[AnsweredRequest] = ()
+    asked: Sequence[RunRequest] = ()
     phase: str = ""
     seconds_a_step: float | None = None
     """Mean over the last `PACE_STEPS` steps, plus the evaluation time per step."""

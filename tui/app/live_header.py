@@ -64,7 +64,7 @@ def _where(p: Palette, requests: Requests, now: float, width: int) -> list[Heade
     word = "serving" if serving and info.status == "running" else info.status
     parts = [HeaderField(0, Line(p).add(sign, style)), HeaderField(4, Line(p).add(word, style), gap=1)]
     pending = requests.pending
-    text = requests.told(None if pending is None else now - pending.request.time)
+    text = requests.told(None if pending is None else now - pending.time)
     if text:
         parts.append(HeaderField(2, Line(p).add(text, p.warn_bold)))
     if trouble := info.facts.get("trouble"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ...engine.runs.control.requests import AnsweredRequest, Command
+from ...engine.runs.control.requests import Command, RunRequest
 from ...engine.runs.types import ENDED
 from .live_data import Reading
 
@@ -26,7 +26,7 @@ class KeyEffect:
 
     say: str
     ask: Command | None = None
-    withdraw: AnsweredRequest | None = None
+    withdraw: RunRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Requests:
     reading: Reading
 
     @property
-    def pending(self) -> AnsweredRequest | None:
-        waiting = [a for a in self.reading.asked if a.request.command in ("pause", "resume") and not a.answers]
+    def pending(self) -> RunRequest | None:
+        waiting = [a for a in self.reading.asked if a.command in ("pause", "resume") and not a.answers]
         return waiting[-1] if waiting else None
 
     def waiting(self, command: Command) -> bool:
-        return any(a.request.command == command and not a.answers for a in self.reading.asked)
+        return any(a.command == command and not a.answers for a in self.reading.asked)
 
     @property
     def learning(self) -> str:
@@ -64,7 +64,7 @@ class Requests:
         if not self.learning:
             return "cannot"
         if self.pending is not None:
-            return "pausing" if self.pending.request.command == "pause" else "resuming"
+            return "pausing" if self.pending.command == "pause" else "resuming"
         return "paused" if self.learning == "paused" else "running"
 
     @property

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -26,19 +26,13 @@ Command = Literal["pause", "resume", "checkpoint", "stop"]
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One request to a run. `time` is in seconds since the epoch. The id `sigterm` represents the signal."""
+    """One request to a run, with the answers so far by process. `time` is in seconds since the epoch. The id `sigterm`
+    represents the signal."""
 
     id: str
     command: Command
     time: float = 0.0
-
-
-@dataclass(frozen=True)
-class AnsweredRequest:
-    """A request with its answers, by process."""
-
-    request: RunRequest
-    answers: Mapping[str, str]
+    answers: Mapping[str, str] = field(default_factory=dict)
 
 
 def request(run_dir: Path | str, command: Command) -> str:
@@ -54,7 +48,7 @@ def request(run_dir: Path | str, command: Command) -> str:
 
 def outcome(run_dir: Path | str, request_id: str, process: str | None = None) -> str | None:
     """Return the answer of the run, or of one of its processes, to a request; None before there is an answer."""
-    answers = next((a.answers for a in asked(run_dir) if a.request.id == request_id), {})
+    answers = next((r.answers for r in asked(run_dir) if r.id == request_id), {})
     return answers.get(process) if process else next(iter(answers.values()), None)
 
 
@@ -70,7 +64,7 @@ def withdraw(run_dir: Path | str, request_id: str) -> bool:
     return True
 
 
-def asked(run_dir: Path | str) -> list[AnsweredRequest]:
+def asked(run_dir: Path | str) -> list[RunRequest]:
     """Return all requests since the run started or resumed, oldest first, with the answers so far."""
     folder = Path(run_dir) / CONTROL
     names = _listed(folder)
@@ -79,7 +73,7 @@ def asked(run_dir: Path | str) -> list[AnsweredRequest]:
         if (entry := _read(folder, id_)) is not None:
             done = [n for n in names if n.startswith(f"{id_}.") and n.endswith(".done")]
             answers = {n[len(id_) + 1 : -len(".done")]: str(read_json(folder / n).get("outcome", "")) for n in done}
-            found.append(AnsweredRequest(entry, answers))
+            found.append(replace(entry, answers=answers))
     return found
 
 

@@ -37,7 +37,7 @@ GROUP_SORTS = tuple(_ORDERS)
 @dataclass(frozen=True)
 class GroupRow:
     """One group. `std` is the standard deviation (n − 1) of its rewards, the divisor of its advantages. A group without
-    spread has no gradient."""
+    spread has no gradient. `routes`: see `GroupList.with_routes`."""
 
     id: int
     group: str
@@ -53,12 +53,6 @@ class GroupRow:
     tokens: float | None
     prompt_id: str
     prompt: str
-
-
-@dataclass(frozen=True)
-class RoutedGroup(GroupRow):
-    """A group with the actions and answers of its rollouts and their counts, the most frequent first."""
-
     routes: Sequence[tuple[tuple[str, ...], str, int]] = ()
 
 
@@ -142,8 +136,9 @@ class GroupList:
         found = [GroupRow(*row) for row in rows]
         return [replace(row, std=None if row.std is None else math.sqrt(max(0.0, row.std))) for row in found]
 
-    def with_routes(self, rows: Sequence[GroupRow]) -> list[RoutedGroup]:
-        """Return the groups with the routes of their rollouts."""
+    def with_routes(self, rows: Sequence[GroupRow]) -> list[GroupRow]:
+        """Return the groups with the actions and answers of their rollouts and their counts, the most frequent
+        first."""
         labels = self._record.labels()
         names = {} if labels is None else labels.names
         found: dict[int, list[tuple[tuple[str, ...], str, int]]] = {}
@@ -154,4 +149,4 @@ class GroupList:
         for id_, actions, answer, n in self._record.all(sql, [row.id for row in rows]):
             route = tuple(names.get(int(a), "?") for a in actions.split(",") if a)
             found.setdefault(id_, []).append((route, answer, n))
-        return [RoutedGroup(**vars(row), routes=found.get(row.id, ())) for row in rows]
+        return [replace(row, routes=found.get(row.id, ())) for row in rows]

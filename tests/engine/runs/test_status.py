@@ -353,7 +353,7 @@ def test_progress_inside_a_step_and_the_last_sign_of_life(run_dir: Path):
 def test_a_request_can_be_taken_back_until_a_process_has_answered(run_dir: Path):
     channel = control.ControlChannel(run_dir)
     first, second = control.request(run_dir, "pause"), control.request(run_dir, "checkpoint")
-    assert [(a.request.id, a.answers) for a in control.asked(run_dir)] == [(first, {}), (second, {})]
+    assert [(r.id, r.answers) for r in control.asked(run_dir)] == [(first, {}), (second, {})]
     assert control.withdraw(run_dir, first)
     assert not control.withdraw(run_dir, first), "only once"
     heard = channel.poll()

@@ -9,7 +9,7 @@ from typing import TypeVar
 from rich.style import Style
 
 from ....engine.runs.errors import RecordError
-from ....engine.runs.read.groups import GROUP_SORTS, GroupList, GroupRow, RoutedGroup
+from ....engine.runs.read.groups import GROUP_SORTS, GroupList, GroupRow
 from ....engine.runs.read.reader import RunReader
 from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.search.views import Count
@@ -215,6 +215,6 @@ def columns(p: Palette, around: Sequence[GroupRow], one_prompt: bool) -> Sequenc
 def _routes(row: GroupRow) -> str:
     """Return the routes of a group with their counts. Rollouts that only wrote text are counted by answer."""
     found: Counter[str] = Counter()
-    for actions, answer, n in row.routes if isinstance(row, RoutedGroup) else ():
+    for actions, answer, n in row.routes:
         found[" ".join(answer.split()) if not actions or set(actions) == {TEXT} else route(actions)] += n
     return " · ".join(f"{n}× {text}" if row.size > 1 else text for text, n in found.most_common(8))

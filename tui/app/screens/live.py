@@ -64,11 +64,11 @@ class RequestKeys(FollowsRun):
 
     def tell_answers(self) -> None:
         assert self.shown is not None
-        answered = {a.request.id: a for a in self.shown.asked if a.answers}
+        answered = {a.id: a for a in self.shown.asked if a.answers}
         if self._answered is not None:
             for id_ in answered.keys() - self._answered:
                 what = answered[id_]
-                self.say(f"{what.request.command.capitalize()}: {' · '.join(dict.fromkeys(what.answers.values()))}.")
+                self.say(f"{what.command.capitalize()}: {' · '.join(dict.fromkeys(what.answers.values()))}.")
         self._answered = set(answered)
 
     def _look_again(self) -> None:
@@ -98,7 +98,7 @@ class RequestKeys(FollowsRun):
             self.ask_run(answer.ask, answer.say)
         elif answer.withdraw is None:
             self.say(answer.say, "warning")
-        elif withdraw(self.reads.path, answer.withdraw.request.id):
+        elif withdraw(self.reads.path, answer.withdraw.id):
             self.say(answer.say)
             self._look_again()
         else:
