@@ -125,13 +125,12 @@ class BatchTexts:
         self._began = self._time = time.time()
         self._limit = limit
         self._left: float | None = None
-        self._tokens = [0] * self.rows
         self._tokens_before = [0] * self.rows
-        self._done = [False] * self.rows
         self._turn_over = [False] * self.rows
         self._finished = 0
         self._rewards: list[float] = []
-        self._texts = [LiveText(row, prompts[row // num_rollouts][-TEXT:]) for row in range(min(self.rows, ROWS))]
+        self._texts = [LiveText(row, prompts[row // num_rollouts][-TEXT:]) for row in range(self.rows)]
+        """All rows. Only the first `ROWS` keep their texts."""
         self._turn_began = time.perf_counter()
         self._next_look = 0.0
         self._lock = threading.Lock()
@@ -156,7 +155,7 @@ class BatchTexts:
 
     def wants(self, row: int) -> bool:
         """Return whether the text of a row is kept and may have changed."""
-        return row < len(self._texts) and not self._turn_over[row]
+        return row < ROWS and not self._turn_over[row]
 
     def writes(self, row: int, tokens: int, text: str | None = None, *, cut: bool = False, over: bool = False) -> None:
         """Set the number of tokens that a row has in its current turn.
@@ -164,33 +163,29 @@ class BatchTexts:
         text: the newest text (None: unchanged). cut: whether more text precedes it. over: whether the turn has ended.
         """
         with self._lock:
-            self._tokens[row], self._turn_over[row] = self._tokens_before[row] + tokens, over
-            kept = row < len(self._texts)
-            number = self._texts[row].turn if kept else 1
-            self._done[row] |= over and 0 < self.purpose.turns <= number
-            if kept:
-                shown = self._texts[row]
-                if text is not None:
-                    shown = replace(shown, text=text[-TEXT:], cut=cut or len(text) > TEXT)
-                self._texts[row] = replace(shown, tokens=self._tokens[row], finished=self._done[row])
+            self._turn_over[row] = over
+            shown = self._texts[row]
+            if text is not None and row < ROWS:
+                shown = replace(shown, text=text[-TEXT:], cut=cut or len(text) > TEXT)
+            finished = shown.finished or (over and 0 < self.purpose.turns <= shown.turn)
+            self._texts[row] = replace(shown, tokens=self._tokens_before[row] + tokens, finished=finished)
             self._touch()
 
     def wrote(self, row: int, tokens: int, text: str) -> None:
         """End the turn of a row."""
         self.writes(row, tokens, text, over=True)
         with self._lock:
-            self._tokens_before[row] = self._tokens[row]
+            self._tokens_before[row] = self._texts[row].tokens
 
     def goes_on(self, row: int) -> None:
         with self._lock:
             self._turn_over[row] = False
-            if row < len(self._texts) and self._tokens_before[row]:
+            if self._tokens_before[row]:
                 self._texts[row] = replace(self._texts[row], turn=self._texts[row].turn + 1, text="", cut=False)
 
     def close(self) -> None:
         with self._lock:
             self.ended, self._left = True, None
-            self._done = [True] * self.rows
             self._texts = [replace(t, finished=True) for t in self._texts]
             self._touch()
 
@@ -208,7 +203,7 @@ class BatchTexts:
         with self._lock:
             self._rewards = [r for r in finite if r is not None]
             self._texts = [
-                replace(t, reward=r, correct=c) for t, r, c in zip(self._texts, finite, correct, strict=False)
+                replace(t, reward=r, correct=c) for t, r, c in zip(self._texts, finite, correct, strict=True)
             ]
             self._touch()
 
@@ -224,13 +219,13 @@ class BatchTexts:
                 "began": self._began,
                 "time": self._time,
                 "rollouts": self.rows,
-                "finished": max(sum(self._done), self._finished),
-                "tokens": sum(self._tokens),
+                "finished": max(sum(t.finished for t in self._texts), self._finished),
+                "tokens": sum(t.tokens for t in self._texts),
                 "limit": self._limit,
                 "left": self._left,
                 "ended": self.ended,
                 "rewards": self._rewards,
-                "texts": [vars(t) for t in self._texts],
+                "texts": [vars(t) for t in self._texts[:ROWS]],
             }
 
 
