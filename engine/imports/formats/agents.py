@@ -142,7 +142,6 @@ def _episode(document: Document, origin: Origin) -> Iterable[Item]:
     several_solvers = sum(not is_judge(name) for name in names) > 1
     for i, (name, trajectory) in enumerate(zip(names, trajectories, strict=True)):
         steps = objects(trajectory.get("steps"))
-        prompt, completion = _rllm_messages(steps)
         ids = [tuple(listed(s.get(k)) for k in ("prompt_ids", "response_ids", "logprobs")) for s in steps]
         advantages = [mean(s.get("advantage")) for s in steps]
         differ = len(set(advantages)) > 1 or any(several(s.get("advantage")) for s in steps)
@@ -150,8 +149,7 @@ def _episode(document: Document, origin: Origin) -> Iterable[Item]:
         suffix = f":{names[:i].count(name)}" if name in names[:i] else ""  # such as two solvers and a judge
         about = {**mapping(trajectory.get("metadata")), **mapping(trajectory.get("info"))}
         yield Rollout(
-            prompt=prompt,
-            completion=completion,
+            *_rllm_messages(steps),
             id=f"{episode}:{name}{suffix}" if several_agents else episode,
             step=origin.step if step is None else step,
             group=f"{group}:{name}" if several_solvers and group else group,

@@ -56,14 +56,12 @@ def _open_trial(document: Document, origin: Origin) -> Iterable[Item]:
 
 def _trajectory(document: Document, trial: str | None) -> Rollout:
     steps = objects(document.get("steps"))
-    prompt, completion = split([m for step in steps for m in _messages(step)])
     agent, final = mapping(document.get("agent")), mapping(document.get("final_metrics"))
     calls = [mapping(s.get("metrics")) for s in steps if s.get("source") == "agent" and s.get("metrics")]
     ids = [tuple(listed(c.get(k)) for k in ("prompt_token_ids", "completion_token_ids", "logprobs")) for c in calls]
     others = {k: v for k, v in document.items() if k not in _READ}
     return Rollout(
-        prompt=prompt,
-        completion=completion,
+        *split([m for step in steps for m in _messages(step)]),
         id=trial or text(document.get("session_id")) or "",
         agent=text(agent.get("name")) or "",
         model=text(agent.get("model_name")) or "",

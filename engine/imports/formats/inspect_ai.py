@@ -83,7 +83,6 @@ def _sample(sample: Document, header: Document) -> Rollout:
     messages = listed(sample.get("messages")) or listed(sample.get("input"))
     if not messages and sample.get("input"):
         messages = [{"role": "user", "content": sample["input"]}]
-    prompt, completion = split(conversation(_restored(messages, attachments)))
     about = {**mapping(at(header, "eval.metadata")), **mapping(header.get("metadata"))}
     metadata = mapping(sample.get("metadata"))
     step = next((s for k in ("step", "training_step") if (s := whole(metadata.get(k, about.get(k)))) is not None), None)
@@ -113,8 +112,7 @@ def _sample(sample: Document, header: Document) -> Rollout:
     task = text(at(header, "eval.task")) or ""
     sample_id = text(sample.get("id")) or ""
     return Rollout(
-        prompt=prompt,
-        completion=completion,
+        *split(conversation(_restored(messages, attachments))),
         id=text(sample.get("uuid")) or "",
         step=step,
         group=f"{task}:{sample_id}:{run}" if (run := text(at(header, "eval.eval_id"))) else f"{task}:{sample_id}",

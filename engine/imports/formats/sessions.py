@@ -24,13 +24,11 @@ def _session(document: Document, origin: Origin) -> Iterable[Item]:
     entries: Entries = objects(document["session"])
     first = entries[0]
     if "source" in first and "role" not in first:
-        prompt, completion = split(conversation(openhands_messages(entries)))
-        found = [Rollout(prompt=prompt, completion=completion, env="OpenHands")]
+        found = [Rollout(*split(conversation(openhands_messages(entries))), env="OpenHands")]
     elif any(map(is_claude, entries[:32])):
         found = list(_claude(entries))
     elif is_entry(first):
-        prompt, completion = split(conversation(entries))
-        found = [Rollout(prompt=prompt, completion=completion)]
+        found = [Rollout(*split(conversation(entries)))]
     else:
         found = [_codex(entries)]
     for rollout in found:
@@ -71,15 +69,13 @@ def _claude(entries: Entries) -> Iterable[Rollout]:
     for agent, branch in parts:
         if not any(_is_message(e) for e in branch):
             continue
-        prompt, completion = split(conversation(_claude_messages(branch)))
         answers = [mapping(e.get("message")) for e in branch if e.get("type") == "assistant"]
         usage = mapping(answers[-1].get("usage")) if answers else {}
         keys = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
         end = next((e for e in reversed(branch) if _is_message(e) or e.get("type") == "result"), {})
         failed = end.get("isApiErrorMessage") or end.get("is_error") is True
         yield Rollout(
-            prompt=prompt,
-            completion=completion,
+            *split(conversation(_claude_messages(branch))),
             id=f"{session}:{agent}" if agent and session else session,
             env="Claude Code",
             agent=agent,
@@ -169,13 +165,11 @@ def _codex(entries: Entries) -> Rollout:
     kept = [i for i in items if (kind := str(i.get("type"))) in _ITEMS or kind.endswith(("_call", "_call_output"))]
     rules = text(at(about, "base_instructions.text")) or text(about.get("instructions"))
     opening: Entries = [{"role": "system", "content": rules}] if rules else []
-    prompt, completion = split(conversation([*opening, *map(_codex_item, kept)]))
     events = [mapping(e.get("payload")) for e in entries if e.get("type") == "event_msg"]
     usage = [at(e, "info.total_token_usage.total_tokens") for e in events if e.get("type") == "token_count"]
     turns = [mapping(e.get("payload")) for e in entries if e.get("type") == "turn_context"]
     return Rollout(
-        prompt=prompt,
-        completion=completion,
+        *split(conversation([*opening, *map(_codex_item, kept)])),
         id=text(about.get("id")) or "",
         env="Codex",
         model=next((m for t in reversed(turns) if (m := text(t.get("model")))), ""),

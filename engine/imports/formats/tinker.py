@@ -37,11 +37,9 @@ def _summary(document: Document, origin: Origin) -> Iterable[Item]:
     tags = [str(t) for t in listed(document.get("tags"))]
     group = f"{name}:{iteration}:{text(document.get('group_idx'))}"
     stop = next((k.removeprefix("stop/") for k, v in components.items() if k.startswith("stop/") and v), "")
-    prompt, completion = _from_logtree(document, origin) or ((), tuple(messages))
     about = {"final_reward": number(document.get("final_reward")), "evaluation": evaluation, "tags": tags[1:-1]}
     yield Rollout(
-        prompt=prompt,
-        completion=completion,
+        *(_from_logtree(document, origin) or ((), tuple(messages))),
         step=iteration,
         group=group,
         prompt_id=tags[-1] if tags else group,
