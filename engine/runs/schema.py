@@ -89,6 +89,8 @@ CREATE INDEX uses_step ON uses (step);
 -- (`component.format`), by name: numbers where they are numbers, else text.
 CREATE TABLE extras (name INTEGER, n INTEGER, number REAL, text TEXT, PRIMARY KEY (name, n)) WITHOUT ROWID;
 """
+AMONG = "IN (SELECT value FROM json_each(?))"
+"""A condition on a list of any length, which is one parameter: its JSON."""
 TIMELINE = "CREATE TABLE IF NOT EXISTS timeline (step INTEGER PRIMARY KEY, data TEXT NOT NULL)"
 """The time spans of each step's parts, as JSON by name in seconds since the epoch. Older records of the same version
 lack this table, and readers do not require it."""

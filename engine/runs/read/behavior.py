@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ....configs import metric_names as metric
+from ..schema import AMONG
 from ..search.query import Selection
 from .record import Record
 
@@ -60,9 +62,8 @@ def behavior(record: Record, selection: Selection, span: Span, metrics: bool) ->
                 values["ended by", labels.names[stop]] = n / rollouts
         extras = {id_: name for name, id_ in labels.of_kind("extra").items()}
         if extras:
-            marks = ",".join("?" * len(extras))
-            sql = f"SELECT name, avg(number) FROM extras WHERE name IN ({marks}) AND n IN (SELECT rows.n {source})"
-            for id_, mean in record.all(f"{sql} GROUP BY name", (*extras, *params)):
+            sql = f"SELECT name, avg(number) FROM extras WHERE name {AMONG} AND n IN (SELECT rows.n {source})"
+            for id_, mean in record.all(f"{sql} GROUP BY name", (json.dumps([*extras]), *params)):
                 component = extras[id_].startswith("component.")
                 if mean is not None:
                     values[_ADDS if component else _OWN, extras[id_].removeprefix("component.")] = mean
@@ -89,9 +90,8 @@ def _metrics(record: Record, span: tuple[int, int]) -> dict[tuple[str, str], flo
         section = next((s for s, family in _FAMILIES.items() if name in family), "seconds" if name in _WAITS else "")
         if section:
             columns[id_] = section, _FAMILIES[section].part(name)
-    marks = ",".join("?" * len(columns))
-    sql = f"SELECT name, avg(value) FROM metrics WHERE name IN ({marks}) AND step BETWEEN ? AND ? GROUP BY name"
-    found = record.all(sql, (*columns, *span))
+    sql = f"SELECT name, avg(value) FROM metrics WHERE name {AMONG} AND step BETWEEN ? AND ? GROUP BY name"
+    found = record.all(sql, (json.dumps([*columns]), *span))
     return {columns[id_]: value for id_, value in found if value is not None}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from ....envs.tools import ToolSpec
 from ..errors import RecordDamaged
 from ..learning import USE_COLUMNS, Use, use_of
+from ..schema import AMONG
 from ..types import TokenArrays, TrajectoryRecord
 from .record import Record
 
@@ -135,13 +136,8 @@ class Bodies:
         return b"".join(token_bytes(symbol, alphabet) for symbol in symbols).decode("utf-8", "replace")
 
     def token_symbols(self, ids: Sequence[int]) -> list[str]:
-        unique = sorted({int(i) for i in ids})
-        texts: dict[int, str] = {}
-        for start in range(0, len(unique), 500):
-            part = unique[start : start + 500]
-            marks = ",".join("?" * len(part))
-            sql = f"SELECT id, text FROM vocabulary WHERE typeof(text) = 'text' AND id IN ({marks})"  # not if damaged
-            texts.update(self._record.all(sql, part))
+        sql = f"SELECT id, text FROM vocabulary WHERE typeof(text) = 'text' AND id {AMONG}"  # no text: damaged
+        texts: dict[int, str] = dict(self._record.all(sql, (json.dumps(sorted({int(i) for i in ids})),)))
         return [texts.get(int(i), f"<{int(i)}>") for i in ids]
 
     @cached_property

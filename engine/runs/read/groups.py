@@ -6,6 +6,7 @@ With a filter, a search or another order, the ids are listed once (eight bytes e
 
 from __future__ import annotations
 
+import json
 import math
 from array import array
 from bisect import bisect_left
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import FilterError
+from ..schema import AMONG
 from ..search.query import Selection
 from .record import Record
 
@@ -100,8 +102,7 @@ class GroupList:
         return ids.index(group) if group in ids else None
 
     def _rows_of(self, ids: Sequence[int]) -> list[GroupRow]:
-        found = self._rows(f"grp IN ({','.join('?' * len(ids))})", ids) if ids else []
-        by_id = {row.id: row for row in found}
+        by_id = {row.id: row for row in self._rows(f"grp {AMONG}", (json.dumps([*ids]),))}
         return [by_id[i] for i in ids if i in by_id]
 
     def _listed(self) -> array[int]:
@@ -126,7 +127,7 @@ class GroupList:
         key = lambda id_: ((value := values.get(id_)) is not None, value or 0.0, id_)  # noqa: E731
         return array("q", sorted(ids, key=key, reverse=self._descending))
 
-    def _rows(self, where: str, params: Sequence[int]) -> list[GroupRow]:
+    def _rows(self, where: str, params: Sequence[object]) -> list[GroupRow]:
         rows = self._record.all(
             f"SELECT {_COLUMNS} FROM rows LEFT JOIN groups ON groups.id = grp "
             "LEFT JOIN prompts ON prompts.id = rows.prompt "
@@ -144,9 +145,9 @@ class GroupList:
         found: dict[int, list[tuple[tuple[str, ...], str, int]]] = {}
         sql = (
             "SELECT grp, cards.actions, coalesce(substr(answer, 1, 200), ''), count(*) FROM rows JOIN cards "
-            f"ON cards.n = rows.n WHERE grp IN ({','.join('?' * len(rows))}) GROUP BY 1, 2, 3 ORDER BY 4 DESC, 2, 3"
+            f"ON cards.n = rows.n WHERE grp {AMONG} GROUP BY 1, 2, 3 ORDER BY 4 DESC, 2, 3"
         )
-        for id_, actions, answer, n in self._record.all(sql, [row.id for row in rows]):
+        for id_, actions, answer, n in self._record.all(sql, (json.dumps([row.id for row in rows]),)):
             route = tuple(names.get(int(a), "?") for a in actions.split(",") if a)
             found.setdefault(id_, []).append((route, answer, n))
         return [replace(row, routes=found.get(row.id, ())) for row in rows]

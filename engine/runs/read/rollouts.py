@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +14,7 @@ from ..errors import FilterError
 from ..labels import Labels
 from ..learning import marks_of
 from ..notes import Note
+from ..schema import AMONG
 from ..search import filters, histogram
 from ..search.query import EVERYTHING, Query, Selection, match_expression
 from ..search.views import Count, Dense, View, open_view
@@ -27,8 +29,8 @@ if TYPE_CHECKING:  # the first paint of a list needs neither
 _KEPT_VIEWS = 12
 MOST_OF_GROUP = 4096
 """The maximum number of rollouts read from one group."""
-_SOME = 500
-"""The maximum number of row numbers in one query."""
+_PAGE = 500
+"""The number of rows that `Rollouts.each` reads at once."""
 _CARD = {
     "n": "rows.n",
     "id": "cards.id",
@@ -49,14 +51,11 @@ _TABLES = (
 
 def by_number(record: Record, numbers: Sequence[int]) -> list[TrajectoryRow]:
     """Return the rows with these numbers in this order. Missing rows are left out."""
-    found: dict[int, TrajectoryRow] = {}
-    for start in range(0, len(numbers), _SOME):
-        part = numbers[start : start + _SOME]
-        before = record.damages
-        rows = where(record, f"rows.n IN ({','.join('?' * len(part))})", part)
-        if record.damages > before:  # a damaged page: read one by one, to lose only its own rows
-            rows = [row for n in part for row in where(record, "rows.n = ?", (n,))]
-        found.update((row.n, row) for row in rows)
+    before = record.damages
+    rows = where(record, f"rows.n {AMONG}", (json.dumps([*numbers]),))
+    if record.damages > before:  # a damaged page: read one by one, to lose only its own rows
+        rows = [row for n in numbers for row in where(record, "rows.n = ?", (n,))]
+    found = {row.n: row for row in rows}
     return [found[n] for n in numbers if n in found]
 
 
@@ -73,17 +72,10 @@ def where(record: Record, condition: str, params: Sequence[object]) -> list[Traj
 
 def _extras(record: Record, labels: Labels, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Return the record's own columns of these rows by number. Most records have none."""
-    names = labels.of_kind("extra")
     values: dict[int, dict[str, object]] = {}
-    if not names:
-        return values
-    for start in range(0, len(numbers), _SOME):
-        part = numbers[start : start + _SOME]
-        sql = (
-            f"SELECT n, name, number, text FROM extras WHERE name IN ({','.join('?' * len(names))}) "
-            f"AND n IN ({','.join('?' * len(part))})"
-        )
-        for n, name, number, text in record.all(sql, [*names.values(), *part]):
+    if names := [*labels.of_kind("extra").values()]:
+        sql = f"SELECT n, name, number, text FROM extras WHERE name {AMONG} AND n {AMONG}"
+        for n, name, number, text in record.all(sql, (json.dumps(names), json.dumps(numbers))):
             values.setdefault(n, {})[labels.names[name]] = number if text is None else text
     return values
 
@@ -140,7 +132,7 @@ class Rollouts:
     def each(self, query: Query = EVERYTHING) -> Iterator[TrajectoryRow]:
         """Yield all rows of a query, reading them in pages."""
         offset = 0
-        while numbers := self._view(query).page(offset, _SOME):
+        while numbers := self._view(query).page(offset, _PAGE):
             yield from self.rows(numbers)
             offset += len(numbers)
 

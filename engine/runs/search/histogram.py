@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from itertools import pairwise
 from ..columns import SORTS, WHOLE
 from ..errors import FilterError
 from ..read.record import Connection, OutOfTime
+from ..schema import AMONG
 from .query import Selection
 
 SECONDS = 0.12
@@ -80,15 +82,9 @@ def _bin(column: str, edges: list[float]) -> str:
 
 
 def _of_numbers(db: Connection, column: str, edges: list[float], numbers: Sequence[int]) -> list[int]:
-    counts = [0] * (len(edges) - 1)
-    for first in range(0, len(numbers), 1000):
-        part = numbers[first : first + 1000]
-        marks = ",".join("?" * len(part))
-        sql = f"SELECT {_bin(column, edges)} AS b, count({column}) FROM rows WHERE n IN ({marks}) GROUP BY b"
-        for b, count in db.all(sql, part):
-            if b is not None:
-                counts[b] += count
-    return counts
+    sql = f"SELECT {_bin(column, edges)} AS b, count({column}) FROM rows WHERE n {AMONG} GROUP BY b"
+    found = dict(db.all(sql, (json.dumps(numbers),)))
+    return [found.get(b, 0) for b in range(len(edges) - 1)]
 
 
 def _by_blocks(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import sqlite3
 import time
@@ -18,7 +19,7 @@ from .. import codec
 from ..columns import COLUMNS, Kind, Listed, listed
 from ..labels import Labels, clean
 from ..learning import Use, data_of
-from ..schema import SEARCH_COLUMNS, SPANS, TIMELINE, connect_writer
+from ..schema import AMONG, SEARCH_COLUMNS, SPANS, TIMELINE, connect_writer
 from ..types import TrajectoryRecord
 
 log = logging.getLogger(__name__)
@@ -213,11 +214,10 @@ class MetricTables:
 
     def values_of(self, names: Sequence[str]) -> Iterator[tuple[int, str, float]]:
         """Yield `(step, name, value)` of some metrics in step order, without missing values."""
-        marks = ",".join("?" * len(names))
         yield from self.db.execute(
             "SELECT step, metric_names.name, value FROM metrics JOIN metric_names ON metric_names.id = metrics.name "
-            f"WHERE metric_names.name IN ({marks}) AND value IS NOT NULL ORDER BY step",
-            tuple(names),
+            f"WHERE metric_names.name {AMONG} AND value IS NOT NULL ORDER BY step",
+            (json.dumps(names),),
         )
 
     def remove_after(self, step: int) -> None:
