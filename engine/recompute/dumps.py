@@ -7,9 +7,10 @@ report names each rollout that differs from it. Component weights that are not r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
 from ...configs import metric_names as metric
 from ..runs.read.reader import RunReader
@@ -22,16 +23,29 @@ MEANS = ("reward/all/mean", "critic/score/max", "critic/score/min", metric.REWAR
 """Metrics of prime-rl and verl that are statistics of the rewards of a step. The last one is the importer's own mean,
 except in dumps of verl, which logs it together with the others."""
 
-Compare = Callable[[Sequence[float], Sequence[float]], list[float]]
-"""Computes the advantages of a group from its rewards and the rewards of the whole step."""
-
 
 @dataclass(frozen=True)
 class Formula:
-    """A formula for advantages. text: its description for people."""
+    """A formula for advantages, (r − mean) / (std + epsilon), over the rewards of the `group` or of the whole `step`.
+
+    text: its description for people. std: `others` makes the mean that of the others in the group; empty: no division.
+    less: the divisor of the variance is n − less.
+    """
 
     text: str
-    compare: Compare
+    std: Literal["", "group", "step", "others"] = ""
+    epsilon: float = 0.0
+    less: int = 1
+    mean: Literal["group", "step"] = "group"
+
+    def compare(self, group: Sequence[float], step: Sequence[float]) -> list[float]:
+        """Return the advantages of a group."""
+        mean, divisor = fmean(step if self.mean == "step" else group), 1.0
+        if self.std == "others":
+            divisor = (len(group) - 1) / len(group)
+        elif self.std:
+            divisor = std_of(step if self.std == "step" else group, self.less) + self.epsilon
+        return [(r - mean) / divisor if divisor else 0.0 for r in group]
 
 
 def std_of(values: Sequence[float], less: int) -> float:
@@ -40,45 +54,24 @@ def std_of(values: Sequence[float], less: int) -> float:
     return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(len(values) - less, 1))
 
 
-def _scaled(less: int, epsilon: float, by_step: bool = False) -> Compare:
-    def compare(group: Sequence[float], step: Sequence[float]) -> list[float]:
-        divisor = std_of(step if by_step else group, less) + epsilon
-        return [a / divisor if divisor else 0.0 for a in _centred(group, step)]
-
-    return compare
-
-
-def _centred(group: Sequence[float], step: Sequence[float]) -> list[float]:
-    mean = fmean(group)
-    return [r - mean for r in group]
-
-
-def _others(group: Sequence[float], step: Sequence[float]) -> list[float]:
-    n = len(group)
-    return [a * n / (n - 1) if n > 1 else 0.0 for a in _centred(group, step)]
-
-
-def _whitened(group: Sequence[float], step: Sequence[float]) -> list[float]:
-    mean, divisor = fmean(step), std_of(step, 1) + 1e-8
-    return [(r - mean) / divisor for r in group]
-
-
 FORMULAS: Mapping[str, tuple[Formula, ...]] = {
     "grpo": tuple(
         Formula(
             f"(r − mean) / (std + {epsilon:g}) of the group, std with {'n − 1' if less else 'n'}",
-            _scaled(less, epsilon),
+            "group",
+            epsilon,
+            less,
         )
         for epsilon in (1e-4, 1e-6, 1e-8)
         for less in (1, 0)
     ),
-    "dr_grpo": (Formula("r − mean of the group", _centred),),
-    "rloo": (Formula("r − mean of the others in the group", _others),),
+    "dr_grpo": (Formula("r − mean of the group"),),
+    "rloo": (Formula("r − mean of the others in the group", "others"),),
     "grpo_batch": tuple(
-        Formula(f"(r − mean of the group) / (std of the step + {epsilon:g})", _scaled(1, epsilon, True))
+        Formula(f"(r − mean of the group) / (std of the step + {epsilon:g})", "step", epsilon)
         for epsilon in (1e-4, 1e-8)
     ),
-    "reinforce_plus_plus": (Formula("(r − mean) / std of the step", _whitened),),
+    "reinforce_plus_plus": (Formula("(r − mean) / std of the step", "step", 1e-8, mean="step"),),
 }
 """Formulas by declared name. Each name lists the variants that programs implement."""
 
