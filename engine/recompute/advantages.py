@@ -42,7 +42,8 @@ class AdvantageCheck:
         """Check one step and return the rollouts of groups with signal. replayed: how many earlier rollouts it drew."""
         groups = groups_of(items)
         if self.method is None:
-            carry = [any(i.own is not None and i.own.kind == "trained" for i in group) for group in groups]
+            uses = [[i.record.use for i in group] for group in groups]
+            carry = [any(use is not None and use.kind == "trained" for use in group) for group in uses]
         else:
             returns = [[returns_of(item) for item in group] for group in groups]
             computed = self.method.compare(returns, self.training.scale_advantages)
@@ -141,7 +142,7 @@ class AdvantageCheck:
             kind = "unscored"
         elif self.filters and not signal:
             kind = "replaced" if replaced and self.training.replay.mode == "ssr" else "filtered"
-        own = item.own
+        own = item.record.use
         self.report.same(item.place, "use", own.kind if own else None, kind)
         counts, formula = item.tokens_by_turn, item.record.formula
         by_turn = [0.0] * len(counts)

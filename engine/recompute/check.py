@@ -62,7 +62,7 @@ def recompute_steps(
         signal = advantages.step(items, len(drawn))
         buffer.step(step, drawn, signal)
         numbers = metrics.get(step, {})
-        own = [(item, item.own) for item in items if item.own is not None]
+        own = [(item, item.record.use) for item in items if item.record.use is not None]
         loss.step(step, [*own, *drawn], items, numbers)
         means.step(step, items, len(signal), len(drawn), rows, numbers)
     names = {name for values in metrics.values() for name in values}

@@ -27,11 +27,6 @@ class RecordedRollout:
         return f"step {self.row.step}, rollout {self.row.id}"
 
     @property
-    def own(self) -> Use | None:
-        """How the rollout's own step used it."""
-        return self.record.use
-
-    @property
     def rewards(self) -> Sequence[StepReward]:
         """The rewards of its steps; empty if they were not recorded."""
         return () if self.record.breakdown is None else self.record.breakdown.steps

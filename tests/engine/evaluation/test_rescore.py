@@ -67,7 +67,7 @@ def rescored(world: Path, source: str, target: str, monkeypatch: pytest.MonkeyPa
 
 def signed(item: RecordedRollout) -> float:
     """The advantage in the loss; 0 where the group was filtered out."""
-    own = item.own
+    own = item.record.use
     return (item.record.advantage or 0.0) if own is not None and own.kind == "trained" else 0.0
 
 

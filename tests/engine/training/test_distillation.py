@@ -82,7 +82,7 @@ def test_the_advantage_of_each_token_is_the_teachers_lead(teacher: Path, tmp_pat
             expected = np.where(agent, np.array(reward_terms)[np.maximum(turn, 0)] + 0.5 * (lead - mean), 0.0)
             np.testing.assert_allclose(np.array(tokens.advantages), expected, atol=2e-4)
             assert with_reward or not any(reward_terms)
-            assert item.own is not None and item.own.kind == "trained"
+            assert item.record.use is not None and item.record.use.kind == "trained"
         assert metrics[step]["distillation/reverse_kl"] == pytest.approx(-mean, abs=1e-4)
     with RunReader(folder) as reader:
         assert recompute(reader, read_config(folder)).wrong == []

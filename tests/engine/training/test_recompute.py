@@ -248,7 +248,12 @@ def change(path: str, by: Any = 0.01) -> Callable[[Any], Any]:
 
 
 def any_item(item: RecordedRollout) -> bool:
-    return item.row.step == 3 and item.own is not None and item.own.kind == "trained" and len(item.tokens_by_turn) == 2
+    return (
+        item.row.step == 3
+        and item.record.use is not None
+        and item.record.use.kind == "trained"
+        and len(item.tokens_by_turn) == 2
+    )
 
 
 def penalised(item: RecordedRollout) -> bool:
@@ -260,7 +265,7 @@ def later(item: RecordedRollout) -> bool:
 
 
 def left_out(item: RecordedRollout) -> bool:
-    return item.own is not None and item.own.kind in ("filtered", "replaced")
+    return item.record.use is not None and item.record.use.kind in ("filtered", "replaced")
 
 
 STEP = "record.breakdown.steps.0"
