@@ -56,8 +56,6 @@ class Mapped:
     """Paths that do not become columns."""
     read_prompt: Reader = conversation
     read_completion: Reader = completion
-    group_of: Callable[[str], tuple[str, int | None]] | None = None
-    """Splits a group name into the group and the index of the rollout."""
     rows: tuple[str, ...] = ()
     """Paths of a list of rollouts in a document. Each row holds the document under the key `^`."""
     split: str = ""
@@ -110,10 +108,6 @@ class Mapped:
                 components = {**scores({k: v for k, v in rewards.items() if k != total_key}), **components}
                 if reward is rewards:
                     reward = None if total_key is None else rewards[total_key]
-        group, index = text(get("group")) or "", whole(get("index"))
-        if group and self.group_of is not None:
-            group, position = self.group_of(group)
-            index = position if index is None else index
         tools, stop = get("tools"), get("stop")
         stop = stop.get("type") if isinstance(stop, Mapping) else stop  # a list holds the stop sequences of a request
         correct = _WORDS.get(correct.lower(), number(correct)) if isinstance(correct, str) else correct
@@ -121,7 +115,7 @@ class Mapped:
             "reward": (total if self.by_token else number)(reward),
             "advantage": mean(get("advantage")),
             "step": whole(get("step")),
-            "index": index,
+            "index": whole(get("index")),
             "correct": bool(correct) if correct in (True, False) else None,  # partial credit is not a verdict
         }
         unread = [role for role, value in read.items() if value is None and get(role) is not None]
@@ -129,11 +123,11 @@ class Mapped:
             extra = {**plain(plan.left_over(document, found, unread)), **extra}
         if read["step"] is None:
             read["step"] = origin.step
-        names: dict[str, Any] = {role: text(get(role)) or "" for role in ("id", "prompt_id", "env", "agent", "model")}
+        named = ("id", "group", "prompt_id", "env", "agent", "model")
+        names: dict[str, Any] = {role: text(get(role)) or "" for role in named}
         rollout = Rollout(
             prompt=prompt,
             completion=answers,
-            group=group,
             **names,
             **read,
             split=text(get("split")) or origin.split or self.split,

@@ -5,32 +5,27 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from ..convert import with_turns_of_prompt
 from ..format import Origin
 from ..mapped import Mapped, at
-from ..messages import conversation, error_text, split
+from ..messages import conversation, error_text
 from ..rollout import Message, Rollout
 from ..templates import stripped_completion, stripped_prompt
-from ..values import Document, objects, text
+from ..values import Document, objects
 
 _VERL_UID = re.compile(r"(.+)_(\d+)_(\d+)")
-
-
-def verl_group(uid: str) -> tuple[str, int | None]:
-    """Split a uid of verl's v1 trainer, `<group>_<rollout>_<turn>`. Older trainers write the group's uid."""
-    found = _VERL_UID.fullmatch(uid)
-    return (found[1], int(found[2])) if found else (uid, None)
+"""The group's uid, the rollout and the turn, as verl's v1 trainer writes them. Older trainers write the group's uid."""
 
 
 def _whole_conversation(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
     """Merge the rows of a verl agent loop into one rollout. Each row holds the conversation so far."""
-    found = _VERL_UID.fullmatch(text(document.get("uid")) or "")
+    found = _VERL_UID.fullmatch(rollout.group)
     if found is None:
         return rollout
-    prompt, completion = (
-        split((*rollout.prompt, *rollout.completion)) if int(found[3]) else (rollout.prompt, rollout.completion)
-    )
-    id_ = rollout.id or f"{document.get('step')}:{rollout.split}:{found[1]}_{found[2]}"
-    return replace(rollout, prompt=prompt, completion=completion, id=id_, grows=True)
+    group, index, turn = found.groups()
+    rollout = with_turns_of_prompt(rollout) if int(turn) else rollout
+    id_ = rollout.id or f"{document.get('step')}:{rollout.split}:{group}_{index}"
+    return replace(rollout, group=group, index=int(index), id=id_, grows=True)
 
 
 VERL = Mapped(
@@ -52,7 +47,6 @@ VERL = Mapped(
     numbers="component",
     read_prompt=lambda value: stripped_prompt(value) if isinstance(value, str) else conversation(value),
     read_completion=lambda value: stripped_completion(value) if isinstance(value, str) else conversation(value),
-    group_of=verl_group,
     unknown={
         "weight": "weights are not written, and the extras of a reward may not be parts of the score",
         "tokens": "token ids are not written, only text",
