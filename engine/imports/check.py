@@ -22,8 +22,7 @@ from ..runs.control.alerts import SUGGESTIONS
 from ..runs.errors import RecordDamaged
 from ..runs.read.reader import RunReader
 from ..runs.search.query import Query
-from ..runs.types import TrajectoryRow
-from .convert import TEXT
+from ..runs.types import TEXT, TrajectoryRow
 from .readers import DumpReader
 
 UNREADABLE = "?"

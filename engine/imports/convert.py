@@ -13,14 +13,12 @@ from ...envs.tools import ToolSpec
 from ...envs.trajectory import Call, PromptMessage, Step, Trajectory
 from ...rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
 from ..runs.columns import Flag, Listed
-from ..runs.types import Split, TrajectoryRecord
+from ..runs.types import TEXT, Split, TrajectoryRecord
 from .format import NOT_WRITTEN
 from .messages import split
 from .rollout import Message, Rollout
 from .values import mapping, text
 
-TEXT = "(text)"
-"""The label of a turn without a call."""
 _JUDGE = re.compile(r"(?:\A|[\W_])(?:judge|grader|scorer|critic|reward[ _-]?model)s?[\W_]?\d*\Z", re.I)
 """Names of agents that judge rollouts. Their own rollouts do not come from the policy."""
 CLOSE = 1e-4

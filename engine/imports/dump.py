@@ -6,7 +6,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
@@ -40,7 +40,7 @@ def formats_of(options: Options) -> tuple[Format, ...]:
     return (*custom, *FORMATS)
 
 
-def format_of(document: object, origin: Origin, formats: Sequence[Format]) -> Format | None:
+def format_of(document: object, origin: Origin, formats: Iterable[Format]) -> Format | None:
     """Return the first format that recognises a document."""
     for format_ in formats:
         try:

@@ -12,7 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
@@ -22,11 +22,11 @@ from ..runs import codec
 from ..runs.columns import Flag
 from ..runs.labels import clean
 from ..runs.read.reader import RunReader
-from ..runs.types import TrajectoryRecord
+from ..runs.types import TEXT
 from . import cache, coverage
 from .containers import BY_NAME, container_of
 from .containers.base import stat_of
-from .convert import TEXT, record_of
+from .convert import record_of
 from .copies import damage_of
 from .dump import PlacedItems, files_of, formats_of
 from .errors import DumpError
@@ -166,9 +166,9 @@ class Indexer(AbstractContextManager["Indexer"]):
             ).fetchall()
             texts = []
             for n, path, offset, length, number, container in part:
-                found = self._read_again((path, container, offset, length), number)
-                if found is not None:
-                    text = codec.search_text(found)
+                with suppress(DumpError, OSError):
+                    rollout, _ = self._placed.rollout((path, container, offset, length), number)
+                    text = codec.search_text(record_of(rollout, fallback_id="", index=0, unknown={}))
                     size += sum(map(len, text))
                     texts.append((n, text))
             self.store.begin()
@@ -361,12 +361,6 @@ class Indexer(AbstractContextManager["Indexer"]):
             part.problems.append((None, str(error).removeprefix(f"{path}: ")))
             part.commit(done=True)
         yield
-
-    def _read_again(self, place: tuple[str, str, int, int], part: int) -> TrajectoryRecord | None:
-        try:
-            return record_of(self._placed.rollout(place, part)[0], fallback_id="", index=0, unknown={})
-        except (DumpError, OSError):
-            return None
 
     def _short(self, path: str) -> str:
         return Origin.of(Path(path), self.dump).relative

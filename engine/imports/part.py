@@ -7,7 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 from ..runs import codec
@@ -158,13 +158,8 @@ class FilePart:
     def _format(self, document: object) -> Format | None:
         """Return the format of a document. Try the previous format first if the keys are the same."""
         keys = tuple(document) if isinstance(document, dict) else None
-        if self.format is not None and keys is not None and keys == self.keys:
-            try:
-                if self.format.detect(document, self.origin):
-                    return self.format
-            except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-                pass
-        self.format = format_of(document, self.origin, self.formats)
+        first = (self.format,) if self.format is not None and keys is not None and keys == self.keys else ()
+        self.format = format_of(document, self.origin, chain(first, self.formats))
         self.keys = keys
         return self.format
 
@@ -239,7 +234,10 @@ class FilePart:
         """Add a row for a rollout that will be read later, unless it is known or its file is missing."""
         rollout = item.rollout
         known_row, n, _ = self._row_of(rollout.id)
-        source = self.source if item.path is None else self._source_of(item.path)
+        source = self.source
+        if item.path is not None:
+            sql = "SELECT id FROM sources WHERE path IN (?, ?) AND container <> ''"
+            source = self.store.one(sql, str(item.path), f"{item.path}.zst")
         if known_row is not None or n is not None or source is None:
             return
         prompt_id, group = identity(rollout, self.store.scope(format_))
@@ -250,10 +248,6 @@ class FilePart:
         self.rows.append(row._replace(labels=None, values={**row.values, "turns": None}))
         self.places.append((source, item.at, item.length, 0))
         self._count_format(format_, 1, documents=0)
-
-    def _source_of(self, path: Path) -> int | None:
-        sql = "SELECT id FROM sources WHERE path IN (?, ?) AND container <> ''"
-        return self.store.one(sql, str(path), f"{path}.zst")
 
     def commit(self, done: bool) -> None:
         """Write everything in one transaction. done: whether the file has no more documents."""
