@@ -88,10 +88,6 @@ class WandbSink:
         except Exception as error:
             self._give_up("could not be started", error)
 
-    @property
-    def active(self) -> bool:
-        return self._run is not None
-
     def log(self, step: int, metrics: Mapping[str, float | Mapping[str, float]], *, axis: str | None = None) -> None:
         """Log a step's metrics by name. Mappings such as the action distribution are logged whole.
 

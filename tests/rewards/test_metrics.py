@@ -83,7 +83,7 @@ def test_off_does_not_import_wandb(tmp_path: Path):
         "import sys; from pathlib import Path; from grpo_tui.configs.sections.base import LoggingConfig;"
         "from grpo_tui.engine.record.wandb_sink import WandbSink;"
         f"s = WandbSink(LoggingConfig(), Path({str(tmp_path)!r}), run_id='x'); s.log(1, {{'a': 1.0}}); s.close();"
-        "print('wandb' in sys.modules, s.active)"
+        "print('wandb' in sys.modules, s._run is not None)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["False", "False"]
@@ -99,7 +99,7 @@ def test_online_without_a_key_says_so_once_and_training_goes_on(tmp_path: Path, 
     sink = WandbSink(LoggingConfig(wandb="online"), tmp_path, run_id="x", on_problem=problems.append)
     sink.log(1, {"a": 1.0})
     sink.close()
-    assert not sink.active
+    assert sink._run is None
     assert len(problems) == 1
     assert problems[0].startswith("wandb could not be started and is off for the rest of this run: ")
 
