@@ -160,10 +160,8 @@ class RowTables:
             extras.extend(self._extras(n, row.extra))
         self.db.executemany(_ROW, rows)
         self.db.executemany("INSERT INTO cards VALUES (?, ?, ?, ?)", cards)
-        if overflow:
-            self.db.executemany("INSERT OR IGNORE INTO overflow VALUES (?, ?)", overflow)
-        if extras:
-            self.db.executemany(_EXTRA, extras)
+        self.db.executemany("INSERT OR IGNORE INTO overflow VALUES (?, ?)", overflow)
+        self.db.executemany(_EXTRA, extras)
 
     def _extras(self, n: int, extra: Mapping[str, object]) -> Iterator[tuple[int, int, float | None, str | None]]:
         intern = self.labels.intern
