@@ -6,9 +6,3 @@ Advantages and reward metrics use the functions of training (`rewards.advantages
 Numbers that the record does not determine are taken as recorded and named in the report: prediction errors and
 similarities (they come from hidden states, which are not recorded), log-probs, times, memory, gradient norms.
 """
-
-from __future__ import annotations
-
-from .check import recompute as recompute
-from .ledger import Report as Report
-from .ledger import Wrong as Wrong

@@ -15,7 +15,7 @@ from ...configs.errors import ConfigError
 from ...configs.metric_names import meaning
 from ...engine.evaluation.results import compare, evaluations_of, read_evaluation
 from ...engine.imports.check import diagnose
-from ...engine.recompute import Wrong
+from ...engine.recompute.ledger import Wrong
 from ...engine.runs.control.alerts import suggestion
 from ...engine.runs.notes import Note
 from ...engine.runs.types import Event, RunInfo

@@ -22,7 +22,7 @@ from .dumps import argument_of, run_or_dump
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
-    from ...engine.recompute import Report
+    from ...engine.recompute.ledger import Report
     from ...engine.runs.read.reader import RunReader
     from ...rewards.diagnosis import Diagnosis, Found
 
@@ -148,9 +148,9 @@ def _recompute(reference: str, info: RunInfo, formula: str, as_json: bool) -> No
 
 def report_of(info: RunInfo, reader: RunReader, formula: str) -> Report:
     """Compute again what the record declares: a training of this program, one of TRL, or rollouts of another one."""
-    from ...engine.recompute import recompute
+    from ...engine.recompute.check import recompute
     from ...engine.recompute.dumps import FORMULAS, recompute_dump
-    from ...engine.recompute.trl import is_trl, recompute_trl
+    from ...engine.recompute.trl.check import is_trl, recompute_trl
 
     if formula and formula not in FORMULAS:
         fail(f"--formula {formula} is unknown; use one of {', '.join(FORMULAS)}", ExitCode.USAGE)

@@ -4,8 +4,3 @@
 gradient for each token's log-prob. `check` walks through the record. The formulas are those of TRL 1.16 in plain
 Python. They share no code with TRL.
 """
-
-from __future__ import annotations
-
-from .check import is_trl as is_trl
-from .check import recompute_trl as recompute_trl

@@ -17,8 +17,7 @@ import torch
 from benchmarks.mutants.catalogue import CONFIGURATIONS, MUTATIONS
 from benchmarks.mutants.training import run, source_of
 from grpo_tui.engine.recompute.ledger import Report
-from grpo_tui.engine.recompute.trl import recompute_trl
-from grpo_tui.engine.recompute.trl.check import Walk
+from grpo_tui.engine.recompute.trl.check import Walk, recompute_trl
 from grpo_tui.engine.recompute.trl.generation import score
 from grpo_tui.engine.recompute.trl.loss import LossRow, expected
 from grpo_tui.engine.recompute.trl.settings import Settings
