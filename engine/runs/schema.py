@@ -21,6 +21,8 @@ from .remote.address import address_of
 
 SPANS = (16, 1024)
 """The widths, in steps, of the spans with recorded means. They are powers of two."""
+LAST_STEP = 2**62
+"""After the last step of any run."""
 SEARCH_COLUMNS = ("prompt", "agent", "observation", "answer", "penalty")
 
 _ROWS = "".join(f", {column.name} {column.sql}" for column in COLUMNS)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ..schema import SPANS
+from ..schema import LAST_STEP, SPANS
 from .record import Record
-
-_FOREVER = 2**62
-"""After the last step of any run."""
 
 Points = list[tuple[int, float]]
 """`[(step, value)]` in order of steps."""
@@ -30,7 +27,7 @@ class Metrics:
         id_ = self._record.scalar("SELECT id FROM metric_names WHERE name = ?", (name,))
         if id_ is None:
             return []
-        until = _FOREVER if until_step is None else until_step
+        until = LAST_STEP if until_step is None else until_step
         if max_points is not None and (width := self._width(id_, after_step, until, max_points)) > 1:
             return self._means(id_, after_step, until, width)
         sql = "SELECT step, value FROM metrics WHERE name = ? AND step > ? AND step <= ? ORDER BY step"

@@ -19,7 +19,7 @@ from .. import codec
 from ..columns import COLUMNS, Kind, Listed, listed
 from ..labels import Labels, clean
 from ..learning import Use, data_of
-from ..schema import AMONG, SEARCH_COLUMNS, SPANS, TIMELINE, connect_writer
+from ..schema import AMONG, LAST_STEP, SEARCH_COLUMNS, SPANS, TIMELINE, connect_writer
 from ..types import TrajectoryRecord
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,6 @@ _SPANS_OF_VALUES = """
 INSERT INTO spans SELECT name, ?1, step - step % ?1 AS s, count(value), sum(value), min(value), max(value), max(step)
     FROM metrics WHERE step >= ?2 AND step < ?3 AND (?4 IS NULL OR name = ?4) GROUP BY name, s
 """
-_END = 2**62
-"""After the last step of any run."""
 
 
 class RowTables:
@@ -222,7 +220,7 @@ class MetricTables:
         self.db.execute("DELETE FROM metrics WHERE step > ?", (step,))
         for width in SPANS:
             self.db.execute("DELETE FROM spans WHERE width = ? AND start + width > ?", (width, step + 1))
-            self.db.execute(_SPANS_OF_VALUES, (width, (step + 1) - (step + 1) % width, _END, None))
+            self.db.execute(_SPANS_OF_VALUES, (width, (step + 1) - (step + 1) % width, LAST_STEP, None))
 
     def _id(self, name: str) -> int:
         known = self._ids.get(name)
