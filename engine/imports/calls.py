@@ -36,7 +36,7 @@ def call(value: object) -> Call:
         else:
             arguments = read
     id_ = data.get("call_id") or data.get("id") or data.get("tool_call_id") or ""  # Responses items have an id besides
-    return Call(str(name or "?"), arguments, str(id_), problem=problem, error=error_of(data.get("error")))
+    return Call(str(name or "?"), arguments, str(id_), problem=problem, error=error_text(data.get("error")))
 
 
 def with_text_calls(message: Message) -> Message:
@@ -74,10 +74,12 @@ def value_of(raw: str) -> object:
     return raw if found is None and raw.strip() != "null" else found
 
 
-def error_of(value: object) -> str | None:
-    """Return an error as text, or None."""
+def error_text(value: object) -> str | None:
+    """Return one error, or a list of them, as one text, or None. An error may be an object with type and message."""
     if value is None or value is False or value == "" or value == {}:
         return None
+    if isinstance(value, (list, tuple)):
+        return "; ".join(e for v in value if (e := error_text(v))) or None
     if isinstance(value, Mapping):
         kind = value.get("type") or value.get("error")
         message = value.get("message") or value.get("error_chain_str")
@@ -86,10 +88,3 @@ def error_of(value: object) -> str | None:
         if message or kind:
             return str(message or kind)
     return text(value)
-
-
-def error_text(value: object) -> str | None:
-    """Return one error, or a list of them, as one text, or None. An error may be an object with type and message."""
-    if isinstance(value, (list, tuple)):
-        return "; ".join(e for v in value if (e := error_text(v))) or None
-    return error_of(value)

@@ -12,8 +12,8 @@ from typing import Any
 
 from ...envs.trajectory import DISPLAYS
 from .calls import call as call
-from .calls import error_of, with_text_calls
 from .calls import error_text as error_text
+from .calls import with_text_calls
 from .rollout import Call, Display, Message
 from .templates import ROLES, answers, flat, joined
 from .values import Document, listed, mapping, number, parsed, text
@@ -91,7 +91,7 @@ def message(data: Document) -> Message:
         name=str(data.get("name") or data.get("function") or "")
         if not isinstance(data.get("function"), Mapping)
         else "",
-        error=error_of(error) or errors,
+        error=error_text(error) or errors,
         stop=stop if isinstance(stop, str) else "",
         display=displays(data["display"]) if "display" in data else (),
     )
@@ -221,7 +221,7 @@ def _responses_item(item: Document) -> tuple[Message, ...] | None:
     if kind.endswith("_call_output"):
         body, _, _, error = _content(item.get("output"))
         return (
-            Message("tool", body, call_id=str(item.get("call_id") or ""), error=error_of(item.get("error")) or error),
+            Message("tool", body, call_id=str(item.get("call_id") or ""), error=error_text(item.get("error")) or error),
         )
     if kind.endswith("_call"):
         call_ = call({"name": kind.removesuffix("_call"), "arguments": _request_field(item), **item})
