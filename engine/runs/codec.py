@@ -169,23 +169,22 @@ def decompress(blob: bytes) -> bytes:
     return data
 
 
-def search_text(record: TrajectoryRecord) -> tuple[str, str, str, str, str]:
+def search_text(record: TrajectoryRecord) -> tuple[str, ...]:
     """Return the texts of a trajectory for the full-text index, in the order of `SEARCH_COLUMNS`.
 
     The result depends only on the fields that `decode_body` returns, because removing a row from a contentless index
     needs exactly the same text.
     """
     trajectory = record.trajectory
-    steps = trajectory.steps
     penalties = record.breakdown.penalties if record.breakdown is not None else ()
-    answer = trajectory.answer or ""
-    return (
-        clean(trajectory.prompt[:SEARCH_LIMIT]),
-        clean("\n".join([s.text for s in steps])[:SEARCH_LIMIT]),
-        clean("\n".join([s.observation for s in steps])[:SEARCH_LIMIT]),
-        clean(answer[:SEARCH_LIMIT]),
-        clean("\n".join([f"{p.rule}\n{p.why}" for p in penalties])[:SEARCH_LIMIT]),
+    texts = (
+        trajectory.prompt,
+        "\n".join([s.text for s in trajectory.steps]),
+        "\n".join([s.observation for s in trajectory.steps]),
+        trajectory.answer or "",
+        "\n".join([f"{p.rule}\n{p.why}" for p in penalties]),
     )
+    return tuple([clean(text[:SEARCH_LIMIT]) for text in texts])
 
 
 def encode_json(value: object, *, finite: bool = True) -> bytes:

@@ -57,8 +57,16 @@ def write_json(path: Path, data: Mapping[str, object]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Return a small JSON file as a dictionary; empty if it is missing or damaged."""
     try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return json_object(path.read_bytes())
+    except OSError:
+        return {}
+
+
+def json_object(text: str | bytes) -> dict[str, Any]:
+    """Parse a JSON object; empty if the text is anything else."""
+    try:
+        data = json.loads(text)
+    except ValueError:
         return {}
     return data if isinstance(data, dict) else {}
 

@@ -176,10 +176,8 @@ def _trace(trace: Document, episode: Document, origin: Origin, several: bool) ->
     messages = [_message(nodes[i], calls.get(i)) for i in chain]
     sampled = [bool(nodes[i].get("sampled")) or m.is_agent for i, m in zip(chain, messages, strict=True)]
     first = sampled.index(True) if True in sampled else len(messages)
-    components = {
-        name: Score(None) if value is None else scores({name: value}).get(name, Score(None))
-        for name, value in mapping(trace.get("rewards")).items()
-    }
+    rewards = mapping(trace.get("rewards"))
+    components = {**dict.fromkeys(rewards, Score(None)), **scores(rewards)}
     task = mapping(trace.get("task")) or mapping(episode.get("task"))
     data = mapping(task.get("data"))
     tokens = tokens_of_nodes([nodes[i] for i in chain]) if any(nodes[i].get("token_ids") for i in chain) else None

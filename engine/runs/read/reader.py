@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from ..control.status import look
+from ..durable import json_object
 from ..notes import Notes
 from ..search.query import EVERYTHING, Query
 from ..types import Event, RunInfo
@@ -68,7 +67,7 @@ class RunReader:
         if not self._record.all("SELECT 1 FROM sqlite_master WHERE name = 'timeline'"):
             return {}
         found = self._record.all("SELECT data FROM timeline WHERE step = ?", (step,))
-        spans = _json(str(found[0][0])) if found else {}
+        spans = json_object(str(found[0][0])) if found else {}
         return {str(name): [(float(start), float(ended)) for start, ended in some] for name, some in spans.items()}
 
     def events(self, kinds: Iterable[str] | None = None, *, after_id: int = 0, limit: int = 200) -> list[Event]:
@@ -76,15 +75,7 @@ class RunReader:
         names = list(kinds) if kinds is not None else None
         where = f"AND kind IN ({','.join('?' * len(names))})" if names is not None else ""
         rows = self._record.all(
-            f"SELECT id, kind, time, step, message, data FROM events WHERE id > ? {where} ORDER BY id DESC LIMIT ?",
+            f"SELECT kind, message, step, data, time, id FROM events WHERE id > ? {where} ORDER BY id DESC LIMIT ?",
             (after_id, *(names or ()), limit),
         )
-        return [Event(kind=k, message=m, step=s, data=_json(d), time=t, id=i) for i, k, t, s, m, d in reversed(rows)]
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except ValueError:
-        return {}
-    return data if isinstance(data, dict) else {}
+        return [Event(kind, message, step, json_object(data), *rest) for kind, message, step, data, *rest in rows[::-1]]
