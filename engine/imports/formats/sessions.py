@@ -251,14 +251,13 @@ def openhands_messages(events: Entries) -> Entries:
         converted, answer = _sdk_event(event) if isinstance(event.get("kind"), str) else _event(event)
         if converted is None:
             continue
-        last = found[-1] if found else {}
-        if answer and last.get("answer") == answer:
-            last["tool_calls"] = [*last.get("tool_calls", ()), *converted.get("tool_calls", ())]
-            last["content"] = last.get("content") or converted.get("content")
-        elif answer and (earlier := next((m for m in found if m.get("answer") == answer), None)) is not None:
-            earlier["tool_calls"] = [*earlier.get("tool_calls", ()), *converted.get("tool_calls", ())]
-        else:
+        same = next((m for m in found if answer and m["answer"] == answer), None)
+        if same is None:
             found.append({**converted, "answer": answer})
+            continue
+        same["tool_calls"] = [*same.get("tool_calls", ()), *converted.get("tool_calls", ())]
+        if same is found[-1]:
+            same["content"] = same.get("content") or converted.get("content")
     return [{k: v for k, v in m.items() if k != "answer"} for m in found]
 
 
