@@ -32,18 +32,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Item(ABC):
-    """One thing to record."""
+    """One thing to record. cost: its approximate memory in bytes. rows: the number of rows that are lost with it."""
 
-    @property
-    def cost(self) -> int:
-        """The approximate memory use in bytes."""
-        return 0
-
-    @property
-    def rows(self) -> int:
-        """The number of rows that are lost if the item is lost."""
-        return 1
+    cost: int = 0
+    rows: int = 1
 
     def pieces(self, size: int) -> Sequence[Item]:
         """Split the item into items of about `size` bytes (1: as small as possible) that may be stored separately."""
@@ -59,12 +53,7 @@ class Write(Item):
     """Anything that a single call of the store records."""
 
     name: str
-    size: int
     write: Callable[[RecordStore], None]
-
-    @property
-    def cost(self) -> int:
-        return self.size
 
     def store(self, store: RecordStore) -> None:
         self.write(store)
@@ -77,10 +66,6 @@ class MetricsItem(Item):
     step: int
     values: Mapping[str, float]
 
-    @property
-    def cost(self) -> int:
-        return 64 * len(self.values)
-
     def store(self, store: RecordStore) -> None:
         store.metrics.add(self.step, self.values)
 
@@ -92,18 +77,14 @@ class TrajectoriesItem(Item):
     step: int
     records: Sequence[TrajectoryRecord]
 
-    @property
-    def cost(self) -> int:
-        return sum(map(_size, self.records))
-
-    @property
-    def rows(self) -> int:
-        return len(self.records)
+    @classmethod
+    def of(cls, step: int, records: Sequence[TrajectoryRecord]) -> TrajectoriesItem:
+        return cls(step, records, cost=sum(map(_size, records)), rows=len(records))
 
     def pieces(self, size: int) -> Sequence[Item]:
         ends = [sum_ // size for sum_ in accumulate(map(_size, self.records))]
         return [
-            TrajectoriesItem(self.step, [record for record, _ in part])
+            TrajectoriesItem.of(self.step, [record for record, _ in part])
             for _, part in groupby(zip(self.records, ends, strict=True), key=lambda pair: pair[1])
         ]
 
@@ -121,10 +102,6 @@ class SavedImage(Item):
 
     path: str
     image: Image
-
-    @property
-    def cost(self) -> int:
-        return int(getattr(self.image, "nbytes", 0) or 0) or 1 << 18
 
     def write(self, run_dir: Path) -> None:
         """Write the file. Log values that are not images, which readers show as missing. Raises OSError."""
@@ -146,10 +123,6 @@ class PositionsItem(Item):
     """The positions up to which other journals are copied, by journal name."""
 
     positions: Mapping[str, int]
-
-    @property
-    def rows(self) -> int:
-        return 0
 
     def store(self, store: RecordStore) -> None:
         for name, position in self.positions.items():

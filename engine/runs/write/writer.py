@@ -105,30 +105,30 @@ class RunWriter:
         """Record numbers of a step. A nested mapping `{"a": {"b": 1}}` becomes `a/b`."""
         flat = _flatten(values)
         if flat:
-            self._put(MetricsItem(int(step), flat))
+            self._put(MetricsItem(int(step), flat, cost=64 * len(flat)))
 
     def trajectories(self, step: int, records: Sequence[TrajectoryRecord]) -> None:
         """Record trajectories of a step. They are not copied, so do not change their arrays afterwards."""
         kept = list(records)
         if kept:
-            self._put(TrajectoriesItem(int(step), kept))
+            self._put(TrajectoriesItem.of(int(step), kept))
 
     def uses(self, uses: Sequence[tuple[str, Use]]) -> None:
         """Record how later updates used recorded rollouts, by rollout id."""
         kept = list(uses)
         if kept:
-            self._put(Write("uses", 512 * len(kept), lambda store: store.rows.add_uses(kept)))
+            self._put(Write("uses", lambda store: store.rows.add_uses(kept), cost=512 * len(kept)))
 
     def timeline(self, step: int, spans: Mapping[str, Sequence[tuple[float, float]]]) -> None:
         """Record the time spans of a step's parts by name, in seconds since the epoch."""
         data = encode_json({name: [[round(t, 4) for t in span] for span in some] for name, some in spans.items()})
-        self._put(Write("timeline", 256 + len(data), lambda store: store.add_timeline(int(step), data)))
+        self._put(Write("timeline", lambda store: store.add_timeline(int(step), data), cost=256 + len(data)))
 
     def event(self, kind: EventKind, message: str, *, step: int = 0, **data: object) -> None:
         """Record an event. `message` is one sentence for people. Secrets in `data` are masked."""
         text, event_step, now = str(message), int(step), time.time()
         write = lambda store: store.add_event(kind, text, event_step, now, encode_json(mask(data)))  # noqa: E731
-        self._put(Write("event", 256 + len(text), write))
+        self._put(Write("event", write, cost=256 + len(text)))
         if kind == "record" and self._sink.trouble.now is not None:
             self._state.warning, self._state.dirty = text, True
         if self._alerts is not None and os.getpid() == self._pid:
@@ -147,7 +147,7 @@ class RunWriter:
             yield
         finally:
             self._gathering.parts = None
-            self._append([(*parts, PositionsItem(positions))])
+            self._append([(*parts, PositionsItem(positions, rows=0))])
 
     @property
     def positions(self) -> dict[str, int]:
@@ -201,7 +201,7 @@ class RunWriter:
             store.add_vocabulary(kept)
             store.set_meta("vocabulary", alphabet)
 
-        self._put(Write("vocabulary", 0, write))  # it comes once and takes no room in the queue
+        self._put(Write("vocabulary", write))  # it comes once and takes no room in the queue
 
     def save_image(self, image: Image, name: str) -> str:
         """Save an image (array or PIL) under a name. Return its path relative to the run's folder at once.
@@ -209,7 +209,8 @@ class RunWriter:
         Each name is written only once, so an image that many rollouts share costs nothing after the first time.
         """
         path = image_path(name)
-        if path not in self._images and self._put(SavedImage(path, image)):
+        cost = int(getattr(image, "nbytes", 0) or 0) or 1 << 18
+        if path not in self._images and self._put(SavedImage(path, image, cost=cost)):
             self._images.add(path)
         return path
 
