@@ -36,7 +36,14 @@ def recompute_trl(reader: RunReader) -> Report:
     declared = [block.data for block in blocks if block.kind == "settings"]
     settings = settings_of(declared[0] if declared else _config(reader))
     report = Report()
-    _describe(settings, report, recorded=bool(declared))
+    report.given["log-probs and rewards of functions"] = "they come from models and code that are not run here"
+    if not declared:
+        report.given["loss"] = "the record lacks its inputs"
+    if settings.replaced:
+        names = ", ".join(settings.replaced)
+        report.given["formulas"] = f"{settings.trainer} replaces {names}: they are compared with TRL's"
+    if settings.version < FORMULAS:
+        report.given["formulas"] = f"they are those of TRL 1.16, and the training had TRL {settings.trl}"
     by_step: dict[int, list[Block]] = defaultdict(list)
     for block in blocks:
         by_step[block.step].append(block)
@@ -48,18 +55,6 @@ def recompute_trl(reader: RunReader) -> Report:
     for step in sorted(by_step):
         walk.step(step, [], by_step[step])
     return report
-
-
-def _describe(settings: Settings, report: Report, recorded: bool) -> None:
-    report.given["log-probs and rewards of functions"] = "they come from models and code that are not run here"
-    if not recorded:
-        report.given["loss"] = "the record lacks its inputs"
-    if settings.replaced:
-        report.given["formulas"] = (
-            f"{settings.trainer} replaces {', '.join(settings.replaced)}: they are compared with TRL's"
-        )
-    if settings.version < FORMULAS:
-        report.given["formulas"] = f"they are those of TRL 1.16, and the training had TRL {settings.trl}"
 
 
 @dataclass

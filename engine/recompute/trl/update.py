@@ -39,8 +39,12 @@ class UpdateCheck:
         """The last generation of each process."""
         self._moved: set[int] = set()
         """Steps whose gradient was not zero."""
-        for kind, why in _not_checked(settings):
-            report.given[kind] = why
+        if settings.aux_loss:
+            report.given["loss"] = "the loss of the router is not recorded; the gradient is checked"
+        if settings.use_adaptive_entropy:
+            report.given["loss"] = "the adaptive weight of the entropy is not followed; the gradient is checked"
+        if settings.processes > 1:
+            report.given["metrics of the loss"] = "they are means over several processes"
 
     def begin(self, blocks: Sequence[Block]) -> None:
         """Begin a new generation. blocks: the parts of the processes."""
@@ -136,15 +140,6 @@ def _masked(values: Sequence[float], row: LossRow) -> Iterator[tuple[float, floa
     for value, logp, mask in zip(values, row.logps, row.mask, strict=True):
         if mask and not math.isnan(value):
             yield value, logp
-
-
-def _not_checked(settings: Settings) -> Iterator[tuple[str, str]]:
-    if settings.aux_loss:
-        yield "loss", "the loss of the router is not recorded; the gradient is checked"
-    if settings.use_adaptive_entropy:
-        yield "loss", "the adaptive weight of the entropy is not followed; the gradient is checked"
-    if settings.processes > 1:
-        yield "metrics of the loss", "they are means over several processes"
 
 
 def rows_of(block: Block) -> Iterator[LossRow]:
