@@ -76,7 +76,7 @@ class Mapped:
     def _is_row(self, document: object) -> bool:
         return (
             isinstance(document, Mapping)
-            and all(has(document, key) for key in self.needs)
+            and all(at(document, key, self) is not self for key in self.needs)
             and (self.when is None or bool(self.when(document)))
             and (bool(self.needs or self.when) or self._says_something(document))
         )
@@ -247,22 +247,13 @@ class _Plan:
         return left
 
 
-def has(document: Document, key: str) -> bool:
-    """Return whether a document has a dotted path, even with a null value."""
-    if key in document:
-        return True
-    head, dot, rest = key.partition(".")
-    inner = document.get(head)
-    return bool(dot) and isinstance(inner, Mapping) and has(inner, rest)
-
-
-def at(document: Document, key: str) -> Any:
-    """Return the value at a dotted path, or None."""
+def at(document: Document, key: str, missing: object = None) -> Any:
+    """Return the value at a dotted path, or `missing`."""
     if key in document:
         return document[key]
     head, dot, rest = key.partition(".")
     inner = document.get(head) if dot else None
-    return at(inner, rest) if isinstance(inner, Mapping) else None
+    return at(inner, rest, missing) if isinstance(inner, Mapping) else missing
 
 
 def scores(value: object) -> dict[str, Score]:
