@@ -60,19 +60,18 @@ def measure(store: IndexStore, *, whole: bool) -> None:
         known = dict.fromkeys(known, -1)
         changed = [(step, size) for step, size in db.execute(sql, params).fetchall() if size or step in known]
     logged = {name for (name,) in db.execute("SELECT name FROM logged")}
-    store.record.begin()
-    if whole or last_split is None:
-        store.record.set_meta("measured_split", split)
-    for step, size in changed:
-        before = step in known  # an evaluation's mean may need removal
-        values = {k: v for k, v in _means(db, step, split).items() if k not in logged and (before or v is not None)}
-        store.record.metrics.replace(step, values)
-        db.execute("INSERT OR REPLACE INTO measured VALUES (?, ?)", (step, size))
-    if whole:
-        means = {name: mean for name, mean in _means(db, None, split).items() if mean is not None}
-        store.record.set_meta("means", json.dumps(means))
-        store.record.set_meta("measured", last_n)
-    store.record.commit()
+    with store.record.transaction():
+        if whole or last_split is None:
+            store.record.set_meta("measured_split", split)
+        for step, size in changed:
+            before = step in known  # an evaluation's mean may need removal
+            values = {k: v for k, v in _means(db, step, split).items() if k not in logged and (before or v is not None)}
+            store.record.metrics.replace(step, values)
+            db.execute("INSERT OR REPLACE INTO measured VALUES (?, ?)", (step, size))
+        if whole:
+            means = {name: mean for name, mean in _means(db, None, split).items() if mean is not None}
+            store.record.set_meta("means", json.dumps(means))
+            store.record.set_meta("measured", last_n)
 
 
 def _means(db: Connection, step: int | None, split: str) -> dict[str, float | None]:
@@ -171,12 +170,11 @@ class Indexer(AbstractContextManager["Indexer"]):
                     text = codec.search_text(record_of(rollout, fallback_id="", index=0, unknown={}))
                     size += sum(map(len, text))
                     texts.append((n, text))
-            self.store.begin()
-            self.store.rows.add_search(texts)
-            done = min(last, done + _TEXTS)
-            self.store.set_meta("searchable", str(done))
-            self.store.set_meta("searchable_bytes", str(size))
-            self.store.commit()
+            with self.store.transaction():
+                self.store.rows.add_search(texts)
+                done = min(last, done + _TEXTS)
+                self.store.set_meta("searchable", str(done))
+                self.store.set_meta("searchable_bytes", str(size))
         return False
 
     def look_again(self) -> bool:
@@ -246,15 +244,14 @@ class Indexer(AbstractContextManager["Indexer"]):
 
         with RunReader(self.folder) as reader:
             found = diagnose(reader).found()
-        self.store.begin()
-        self.db.execute("DELETE FROM events WHERE kind = 'alert'")
-        for result in found:
-            data = {k: v for k, v in vars(result.finding).items() if k != "message"}
-            self.store.add_event(
-                "alert", result.finding.message, result.step or 0, time.time(), codec.encode_json(data)
-            )
-        self.store.set_meta("diagnosed", last_n)
-        self.store.commit()
+        with self.store.transaction():
+            self.db.execute("DELETE FROM events WHERE kind = 'alert'")
+            for result in found:
+                data = {k: v for k, v in vars(result.finding).items() if k != "message"}
+                self.store.add_event(
+                    "alert", result.finding.message, result.step or 0, time.time(), codec.encode_json(data)
+                )
+            self.store.set_meta("diagnosed", last_n)
 
     def _find_missing(self) -> None:
         """Count the rollouts that writers' own indexes name but no file holds. Call it when all files are read."""
@@ -267,10 +264,9 @@ class Indexer(AbstractContextManager["Indexer"]):
             "WHERE cards.id = named.id AND turns IS NOT NULL) GROUP BY path ORDER BY path"
         ).fetchall()
         entries = [(path, f"it names {n:,} rollout{'s' * (n > 1)} that no readable file contains") for path, n in found]
-        self.store.begin()
-        self.store.set_meta("missing", json.dumps(entries))
-        self.store.set_meta("looked_for", last_n)
-        self.store.commit()
+        with self.store.transaction():
+            self.store.set_meta("missing", json.dumps(entries))
+            self.store.set_meta("looked_for", last_n)
 
     def _look_at_files(self) -> None:
         """Compare the files with the known ones. Start over if a file changed in any way except growing."""

@@ -122,20 +122,19 @@ class IndexStore:
 
     def forget(self) -> None:
         """Empty the index in one transaction. Open readers start again."""
-        self.record.begin()
-        tables = self.db.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' "
-            "AND name NOT LIKE 'search%' AND name <> 'meta'"
-        ).fetchall()
-        for (table,) in tables:
-            self.db.execute(f"DELETE FROM {table}")
-        self.db.execute("INSERT INTO search (search) VALUES ('delete-all')")
-        for key, value in {**_STARTS, "epoch": str(time.time_ns())}.items():
-            self.record.set_meta(key, value)
-        self.groups.forget()
-        self.record.set_meta("groups", "")
-        self.record.commit()
-        self.record.rollback()  # clear the cached names
+        with self.record.transaction():
+            tables = self.db.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' "
+                "AND name NOT LIKE 'search%' AND name <> 'meta'"
+            ).fetchall()
+            for (table,) in tables:
+                self.db.execute(f"DELETE FROM {table}")
+            self.db.execute("INSERT INTO search (search) VALUES ('delete-all')")
+            for key, value in {**_STARTS, "epoch": str(time.time_ns())}.items():
+                self.record.set_meta(key, value)
+            self.groups.forget()
+            self.record.set_meta("groups", "")
+        self.record.forget()
         self._first = None
         self.problems = 0
         self.look_for_expected()

@@ -252,8 +252,7 @@ class FilePart:
     def commit(self, done: bool) -> None:
         """Write everything in one transaction. done: whether the file has no more documents."""
         record, db = self.store.record, self.store.db
-        record.begin()
-        try:
+        with record.transaction():
             self._write_rows()
             self._write_amendments()
             self._write_counts()
@@ -268,10 +267,6 @@ class FilePart:
                 self.store.look_for_expected()
                 db.execute("UPDATE sources SET done = 1 WHERE id = ?", (self.source,))
             record.set_meta("groups", self.store.groups.state())
-            record.commit()
-        except BaseException:
-            record.rollback()
-            raise
         self._clear()
 
     def _write_rows(self) -> None:

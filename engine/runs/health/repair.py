@@ -83,8 +83,8 @@ def _repaired(run_dir: Path, path: Path, target: Path, move_to: Path | None, kep
             closing(connect_reader(path)) as source,
             closing(RecordStore(target)) as store,
             RunReader(run_dir) as reader,
+            store.transaction(),
         ):
-            store.begin()
             saved, last = _trajectories(source, reader, store)
             metrics = _metrics(source, store)
             events = 0
@@ -92,7 +92,6 @@ def _repaired(run_dir: Path, path: Path, target: Path, move_to: Path | None, kep
                 store.add_event(kind, message, step, when, str(data).encode())
                 events += 1
             _plain_tables(source, store)
-            store.commit()
     except BaseException:
         _remove(target)
         raise

@@ -196,15 +196,10 @@ class Sink:
         for part in parts:
             if isinstance(part, SavedImage):
                 part.write(self.run_dir)
-        store.begin()
-        try:
+        with store.transaction():
             news = self._report_gap(store)
             refused = sum(part.store(store) or 0 for part in parts)
             count = store.last_n()
-            store.commit()
-        except BaseException:
-            store.rollback()
-            raise
         self.trajectories = count
         self._fold(store)
         self.trouble.refused(refused)

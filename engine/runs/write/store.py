@@ -11,6 +11,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -262,17 +263,22 @@ class RecordStore:
             log.debug("the write-ahead log of the record stays for the next process: %s", error)
         self.db.close()
 
-    def begin(self) -> None:
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit the changes of the block, or undo all of them."""
         self.db.execute("BEGIN IMMEDIATE")
-        self.rows.labels.refresh()
+        try:
+            self.rows.labels.refresh()
+            yield
+            self.db.execute("COMMIT")
+        except BaseException:
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
+            self.forget()
+            raise
 
-    def commit(self) -> None:
-        self.db.execute("COMMIT")
-
-    def rollback(self) -> None:
-        """Undo everything since `begin`, including cached names."""
-        if self.db.in_transaction:
-            self.db.execute("ROLLBACK")
+    def forget(self) -> None:
+        """Drop the cached names."""
         self.rows.forget()
         self.metrics.forget()
 

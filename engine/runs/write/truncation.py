@@ -23,8 +23,7 @@ def truncate_after(store: RecordStore, step: int) -> int:
     numbers stay dense.
     """
     db = store.db
-    store.begin()
-    try:
+    with store.transaction():
         cut = db.execute("SELECT min(n) FROM rows WHERE step > ?", (step,)).fetchone()[0]
         removed = 0
         _forget_uses_after(store, step)
@@ -47,11 +46,7 @@ def truncate_after(store: RecordStore, step: int) -> int:
         db.execute("DELETE FROM timeline WHERE step > ?", (step,))
         # Readers that have seen the removed rows start over when the epoch changes.
         store.set_meta("epoch", str(time.time_ns()))
-        store.commit()
-        return removed
-    except BaseException:
-        store.rollback()
-        raise
+    return removed
 
 
 def _forget_uses_after(store: RecordStore, step: int) -> None:

@@ -99,9 +99,8 @@ def test_any_order_of_steps_keeps_exactly_those_up_to_the_checkpoint(tmp_path_fa
     given_: list[tuple[int, TrajectoryRecord]] = []
     for position, step in enumerate(steps):
         records = [make_record(step, position * 100 + i, answer=f"step{step}") for i in range(sizes[position])]
-        store.begin()
-        store.add_trajectories(step, records)
-        store.commit()
+        with store.transaction():
+            store.add_trajectories(step, records)
         given_.extend((step, r) for r in records)
     kept = [(s, r) for s, r in given_ if s <= cut]
     assert truncate_after(store, cut) == len(given_) - len(kept)

@@ -39,10 +39,9 @@ def expected(points: list[tuple[int, float]], width: int) -> list[tuple[int, flo
 def test_means_equal_the_definition_also_after_resuming(tmp_path_factory, given_points, max_points, cut):
     path = tmp_path_factory.mktemp("series") / "record.sqlite"
     store = RecordStore(path)
-    store.begin()
-    for step, value in given_points:
-        store.metrics.add(step, {"a": value, "other": 1.0})
-    store.commit()
+    with store.transaction():
+        for step, value in given_points:
+            store.metrics.add(step, {"a": value, "other": 1.0})
     if cut is not None:
         truncate_after(store, cut)
         given_points = [(s, v) for s, v in given_points if s <= cut]
@@ -74,10 +73,9 @@ def test_means_equal_the_definition_also_after_resuming(tmp_path_factory, given_
 def test_a_part_of_a_curve_equals_the_definition(tmp_path_factory, given_points, max_points, after, until):
     path = tmp_path_factory.mktemp("series") / "record.sqlite"
     store = RecordStore(path)
-    store.begin()
-    for step, value in given_points:
-        store.metrics.add(step, {"a": value, "other": 1.0})
-    store.commit()
+    with store.transaction():
+        for step, value in given_points:
+            store.metrics.add(step, {"a": value, "other": 1.0})
     store.close()
     inside = [(s, v) for s, v in given_points if after < s <= until]
     with RunReader(path.parent) as reader:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -101,7 +102,7 @@ def test_viewers_are_warned_of_a_full_disk_at_once_and_learn_how_the_run_ended(r
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(durable, "replace_file", full)
-    monkeypatch.setattr(RecordStore, "begin", lambda self: full())
+    monkeypatch.setattr(RecordStore, "transaction", lambda self: full())
     for step in range(2, 10):
         writer.metrics(step, {"a": 1.0})
 
@@ -164,15 +165,15 @@ def test_each_reason_is_told_and_a_disk_that_wavers_is_told_once(run_dir: Path, 
     writer = RunWriter(run_dir)
     writer.metrics(1, {"a": 1})
     assert writer.flush(10)
-    original = RecordStore.begin
+    original = RecordStore.transaction
     reason = ["database or disk is full"]
 
-    def begin(self) -> None:
+    def transaction(self) -> AbstractContextManager[None]:
         if reason:
             raise sqlite3.OperationalError(reason[0])
-        original(self)
+        return original(self)
 
-    monkeypatch.setattr(RecordStore, "begin", begin)
+    monkeypatch.setattr(RecordStore, "transaction", transaction)
     for step, why in enumerate(("database or disk is full", "database or disk is full", "disk I/O error"), 2):
         reason[:] = [why]
         writer.metrics(step, {"a": step})

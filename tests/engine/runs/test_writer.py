@@ -91,13 +91,13 @@ def test_steps_larger_than_the_queue_wait_for_a_slow_disk_and_lose_nothing(
 
 
 def test_the_end_waits_for_a_disk_that_makes_progress(run_dir: Path, monkeypatch):
-    original = RecordStore.commit
+    original = RecordStore.transaction
 
     def slow(self):
         time.sleep(0.25)
-        original(self)
+        return original(self)
 
-    monkeypatch.setattr(RecordStore, "commit", slow)
+    monkeypatch.setattr(RecordStore, "transaction", slow)
     monkeypatch.setattr(writer_module, "BATCH_BYTES", 64)
     writer = RunWriter(run_dir)
     for step in range(1, 9):
