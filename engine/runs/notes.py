@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .durable import read_json
+from .durable import json_object, read_as, read_json
 from .paths import RUN_FILE, user_folder
 from .remote.address import address_of
 
@@ -88,16 +88,10 @@ def place_of(run_dir: Path) -> Path:
 def _parsed(data: bytes) -> dict[str, Note]:
     found: dict[str, Note] = {}
     for line in data.split(b"\n"):
-        try:
-            entry = json.loads(line)
-            note = Note(entry["id"], entry["text"], str(entry.get("by") or ""), float(entry.get("time") or 0.0))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
-        if not isinstance(note.id, str) or not isinstance(note.text, str):
-            continue
-        found.pop(note.id, None)
-        if note.text:
-            found[note.id] = note
+        if (note := read_as(Note, json_object(line))) is not None:
+            found.pop(note.id, None)
+            if note.text:
+                found[note.id] = note
     return found
 
 
