@@ -120,8 +120,7 @@ class _Parser:
         key = _ALIASES.get(key, key)
         self.at = found.end()
         following = _TOKEN.match(self.text, self.at)
-        op = following["op"] if following is not None else None
-        if op is not None and following is not None:
+        if following is not None and (op := following["op"]) is not None:
             self.at = following.end()
             op = "=" if op == "==" else op
             if key.startswith(OWN_COLUMNS):
