@@ -280,7 +280,10 @@ class FilePart:
             first = record.rows.add(self.rows)
             places = ((first + i, *place) for i, place in enumerate(self.places))
             db.executemany("INSERT INTO places VALUES (?, ?, ?, ?, ?)", places)
-            self._amend_new(first)
+            if self.store.one("SELECT 1 FROM amendments LIMIT 1"):  # some may have been read before their rollouts
+                sql = "SELECT DISTINCT cards.id FROM cards JOIN amendments USING (id) WHERE cards.n >= ?"
+                for (id_,) in db.execute(sql, (first,)).fetchall():
+                    self._amend_again(id_)
             if self.last[1] is not None:
                 self.last = (self.last[0], None, first + self.last[1])
         for n, (listed, place) in self.read.items():
@@ -334,13 +337,6 @@ class FilePart:
             self.strange.clear()
         for line, reason in self.problems:
             self.store.skip(str(self.origin.path), line, reason)
-
-    def _amend_new(self, first: int) -> None:
-        """Apply amendments that were read before their rollouts."""
-        if self.store.one("SELECT 1 FROM amendments LIMIT 1"):
-            sql = "SELECT DISTINCT cards.id FROM cards JOIN amendments ON amendments.id = cards.id WHERE cards.n >= ?"
-            for (id_,) in self.store.db.execute(sql, (first,)).fetchall():
-                self._amend_again(id_)
 
     def _amend_again(self, id_: str) -> None:
         sql = "SELECT step, reward, advantage, extra FROM amendments WHERE id = ?"

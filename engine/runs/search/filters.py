@@ -69,10 +69,6 @@ class _Parser:
         shown = self.text[at : at + 20] or "the end"
         raise FilterError(f"filter, at character {at + 1} ({shown!r}): {message}", at)
 
-    def word(self) -> str | None:
-        found = self.peek()
-        return found["word"].lower() if found is not None and found["word"] else None
-
     def accept(self, word: str) -> bool:
         found = self.peek()
         if found is not None and (found["word"] or found["paren"] or "").lower() == word:
@@ -91,7 +87,7 @@ class _Parser:
         while True:
             if not self.accept("and"):
                 found = self.peek()
-                if found is None or found["paren"] == ")" or self.word() == "or":
+                if found is None or found["paren"] == ")" or (found["word"] or "").lower() == "or":
                     break
             parts.append(self.negated(depth))
         return parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})"

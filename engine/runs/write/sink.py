@@ -197,7 +197,10 @@ class Sink:
             if isinstance(part, SavedImage):
                 part.write(self.run_dir)
         with store.transaction():
-            news = self._report_gap(store)
+            news = self.trouble.news()
+            if news is not None:  # explain the gap in the record
+                data = orjson.dumps({"reason": news.reason, "dropped": news.lost})
+                store.add_event("record", news.message, self.step, time.time(), data)
             refused = sum(part.store(store) or 0 for part in parts)
             count = store.last_n()
         self.trajectories = count
@@ -216,14 +219,6 @@ class Sink:
                 self.step = max(self.step, step)
             case PositionsItem(positions):
                 self.positions = {**self.positions, **positions}
-
-    def _report_gap(self, store: RecordStore) -> News | None:
-        """Add the event that explains a gap in the record, if there is one to explain."""
-        news = self.trouble.news()
-        if news is not None:
-            data = orjson.dumps({"reason": news.reason, "dropped": news.lost})
-            store.add_event("record", news.message, self.step, time.time(), data)
-        return news
 
     def _fold(self, store: RecordStore) -> None:
         """Checkpoint the write-ahead log from time to time, so that a lost log costs little."""
