@@ -27,9 +27,6 @@ from .opening import first_look
 from .options import Options
 
 TURN_SECONDS = 0.5
-LOOK_SECONDS = 1.0
-PAINT_SECONDS = 0.5
-"""Seconds to wait for the app's first paint. Two logical cores are often two threads of one physical core."""
 
 
 def open_and_follow(reference: str, options: Options, parent: int) -> None:
@@ -51,7 +48,7 @@ def open_and_follow(reference: str, options: Options, parent: int) -> None:
         facts = {"folder": list(os.fsencode(opened.folder)), "summary": opened.summary, "more": opened.more}
         _answer(facts)
         if indexer is not None:
-            time.sleep(PAINT_SECONDS)
+            time.sleep(0.5)  # for the app's first paint: two logical cores are often two threads of one physical core
             tidy()
             with reason_kept(folder):
                 _keep_indexing(indexer, parent)
@@ -95,7 +92,7 @@ def _keep_indexing(indexer: Indexer, parent: int) -> None:
             if changed:
                 indexer.diagnose()
                 indexer.describe()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(1.0)
             changed = indexer.look_again()
 
 

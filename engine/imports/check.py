@@ -25,9 +25,6 @@ from ..runs.search.query import Query
 from ..runs.types import TEXT, TrajectoryRow
 from .readers import DumpReader
 
-UNREADABLE = "?"
-"""The label of a turn whose call cannot be read."""
-
 
 def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
     """Run the detectors over a whole record. config: the run's configuration, if it has one."""
@@ -128,7 +125,7 @@ class _Rollouts:
             math.nan if row.n in self._nan else row.reward,
             numbers,
             row.correct,
-            tuple(a for a in row.actions if a not in (TEXT, UNREADABLE)),
+            tuple(a for a in row.actions if a not in (TEXT, "?")),  # "?": a call that cannot be read
             row.tokens or 0,
             row.turns,
             unreadable=row.n in self._unreadable,

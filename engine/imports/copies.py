@@ -25,8 +25,6 @@ MAX_BYTES = 64 << 30
 """Maximum bytes that an archive may unpack to."""
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, LZMAError)
 _TORN = ".torn"
-_BEING_MADE = 3600.0
-"""Seconds for which a new copy may lack an index."""
 
 
 def local(reference: str | Path) -> Path:
@@ -153,11 +151,11 @@ def damage_of(dump: Path) -> str:
 
 
 def tidy() -> None:
-    """Delete the indexes that are no longer kept (`cache.tidy`), and the copies whose index is gone."""
+    """Delete the indexes that are no longer kept (`cache.tidy`), and the copies without an index for an hour."""
     cache.tidy()
     kept = [known[0] for folder in cache.recent() if (known := cache.dump_of(folder)) is not None]
     copies = cache.cache_dir().parent / "copies"
     in_use: set[object] = {part for dump in kept for part in (dump, *dump.parents)}
     for folder in copies.glob("*"):
-        if folder not in in_use and time.time() - folder.stat().st_mtime > _BEING_MADE:
+        if folder not in in_use and time.time() - folder.stat().st_mtime > 3600:
             shutil.rmtree(folder, ignore_errors=True)

@@ -23,7 +23,6 @@ from .formats.tables import GENERIC
 from .options import Options
 from .rollout import Item, Rollout
 
-ENTRY_POINTS = "grpo_tui.importers"
 MAX_FILES = 200_000
 _DIGITS = re.compile(r"(\d+)")
 
@@ -150,7 +149,7 @@ def _state(folder: str) -> tuple[str, int, int]:
 def _installed(path: tuple[tuple[str, int, int], ...]) -> EntryPoints:
     """Return the importers of installed packages. The search reads a file of every package, so it is done again only
     when `path`, the states of `sys.path`, differs."""
-    return entry_points(group=ENTRY_POINTS)
+    return entry_points(group="grpo_tui.importers")
 
 
 def _from_entry_point(entry: Any) -> Format:

@@ -24,7 +24,6 @@ NOT_WRITTEN = {
 _STEP = re.compile(r"(?:\A|[^a-z])(?:global_step|step|iteration|iter)[_=-]?(\d{1,12})(?!\d)", re.I)
 _EVALS = ("eval", "evals", "val", "validation", "test", "dumped_evals")
 _OF_EVALS = re.compile(r"\A(?:eval|val|validation)[_.-]|[_-]evals?\Z", re.I)
-MAX_SIDE_FILE = 16 << 20
 
 
 class Format(Protocol):
@@ -124,6 +123,6 @@ def side_file(path: Path) -> Document:
 def _side_bytes(path: Path) -> bytes:
     """Return the bytes of a small file, and no bytes for a large file, a missing file, or a pipe."""
     try:
-        return path.read_bytes() if path.is_file() and path.stat().st_size <= MAX_SIDE_FILE else b""
+        return path.read_bytes() if path.is_file() and path.stat().st_size <= 16 << 20 else b""
     except OSError:
         return b""

@@ -12,8 +12,6 @@ from ..runs.labels import clean
 from .rollout import Rollout
 
 _REMEMBERED = 20_000
-_LARGE = 4096
-"""The group size above which the search for a second attempt is skipped."""
 
 
 @dataclass
@@ -150,5 +148,6 @@ class DumpGroups:
 
 
 def _repeats(id_: object, known: Sequence[object]) -> bool:
-    """Return whether a value occurs among known values that all differ, so that it identifies a rollout."""
-    return id_ is not None and 1 < len(known) < _LARGE and id_ in known and len(set(known)) == len(known)
+    """Return whether a value occurs among known values that all differ, so that it identifies a rollout. False for very
+    large groups."""
+    return id_ is not None and 1 < len(known) < 4096 and id_ in known and len(set(known)) == len(known)

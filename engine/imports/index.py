@@ -111,8 +111,6 @@ def _actions(db: Connection, step: int, split: str) -> dict[str, float]:
 
 
 _TEXTS = 64
-_DIAGNOSED = 50_000
-"""The largest dump, in rollouts, that the detectors check unasked. That takes a few seconds in the background."""
 
 
 class Indexer(AbstractContextManager["Indexer"]):
@@ -237,7 +235,7 @@ class Indexer(AbstractContextManager["Indexer"]):
     def diagnose(self) -> None:
         """Store the detectors' findings as alerts, except for a large dump (see `grpo-tui check`)."""
         last_n = str(self.store.last_n())
-        if self.tables.meta("diagnosed") == last_n or self.store.last_n() > _DIAGNOSED:
+        if self.tables.meta("diagnosed") == last_n or self.store.last_n() > 50_000:  # which takes some seconds
             return
         # It loads pydantic, which takes as long as the first paint of a large dump may.
         from .check import diagnose

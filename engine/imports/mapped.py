@@ -29,8 +29,6 @@ _TOTALS = ("total", "total_reward", "reward", "overall")
 _WORDS = {"true": True, "false": False}
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d+)?(?:[eE][+-]?\d{1,3})?|nan|-?inf", re.I)
 _COLUMN_TEXT = 400
-_COLUMN_DEPTH = 2
-_COLUMN_ITEMS = 16
 _COLUMNS = 100
 
 
@@ -282,9 +280,9 @@ def _flat(values: Document, prefix: str, depth: int) -> Iterator[tuple[str, obje
             yield f"{prefix}{name}", value
         elif isinstance(value, str) and value:
             yield f"{prefix}{name}", value[:_COLUMN_TEXT]
-        elif isinstance(value, Mapping) and depth < _COLUMN_DEPTH:
+        elif isinstance(value, Mapping) and depth < 2:
             yield from _flat(value, f"{prefix}{name}.", depth + 1)
-        elif isinstance(value, list) and len(value) <= _COLUMN_ITEMS:
+        elif isinstance(value, list) and len(value) <= 16:
             known = [v for v in value if v is not None]
             if known and all(isinstance(v, (bool, int, float, str)) for v in known):
                 yield f"{prefix}{name}", (text(value) or "")[:_COLUMN_TEXT]

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from .rollout import Rollout
 from .values import parsed, text
 
-ENOUGH = 0.95
-"""Files below this share are reported."""
 MEASURED = 4
 """The number of measured documents per file. Documents without a message of the policy are always measured."""
 _WORDS = 50_000
@@ -25,7 +23,7 @@ _SPOKEN = frozenset([
 """Keys that hold the text of a conversation. Settings and copies under other keys are not counted."""
 
 
-def is_low(words: int, reached: int, share: float = ENOUGH) -> bool:
+def is_low(words: int, reached: int, share: float = 0.95) -> bool:
     """Return whether too few words reached a message, so the document's shape is probably unknown."""
     return reached < share * words and words - reached > FEW
 

@@ -16,8 +16,6 @@ from .metrics import StepMetrics
 from .replay import Replay
 from .rewards import Rewards
 
-SINGLE_NUMBERS = (metric.LOSS, metric.ENTROPY, metric.CLIP_FRACTION, metric.KL_MEAN)
-
 
 def recompute(reader: RunReader, config: RunConfig) -> Report:
     """Recompute every number of a recorded training. config: the run's own configuration.
@@ -66,7 +64,7 @@ def recompute_steps(
         loss.step(step, [*own, *drawn], items, numbers)
         means.step(step, items, len(signal), len(drawn), rows, numbers)
     names = {name for values in metrics.values() for name in values}
-    measured = names - means.known - set(SINGLE_NUMBERS)
+    measured = names - means.known - {metric.LOSS, metric.ENTROPY, metric.CLIP_FRACTION, metric.KL_MEAN}
     if measured:
         report.given[f"{len(measured)} measured metrics"] = ", ".join(sorted(measured))
     return report

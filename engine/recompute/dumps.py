@@ -199,15 +199,13 @@ def _finite(value: float | None) -> float | None:
 
 
 FITS = 1e-6
-FEWEST = 12
-"""The minimum number of rollouts for inferring weights."""
 
 
 def fitted(rollouts: Sequence[Unweighted], report: Report) -> None:
     """Infer the component weights, and report the rollouts whose reward differs from the weighted sum."""
     names = sorted({name for *_, values in rollouts for name in values})
     complete = [each for each in rollouts if len(each[2]) == len(names)]
-    if not names or len(complete) < max(FEWEST, 2 * len(names)):
+    if not names or len(complete) < max(12, 2 * len(names)):
         if rollouts:
             report.given["weighted sum of rewards"] = "the weights are not recorded, and too few rollouts show them"
         return

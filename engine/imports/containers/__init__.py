@@ -24,7 +24,6 @@ CONTAINERS: tuple[Container, ...] = (
 BY_NAME = {container.name: container for container in CONTAINERS}
 
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _OTHER_PACKED = {b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x04\x22\x4d\x18": "lz4"}
 _OF_CHECKPOINT = ("trainer_state.json", "tokenizer_config.json", "adapter_config.json")
 """Files next to the pickles of a checkpoint. Those pickles are not rollouts."""
@@ -42,7 +41,7 @@ def container_of(path: Path) -> Container | None:
         raise DumpError(f"{path}: {_TORCH}")
     if packed := next((name for magic, name in _OTHER_PACKED.items() if head.startswith(magic)), None):
         raise DumpError(f"{path}: it is compressed with {packed}; unpack it, or use gzip or zstd")
-    if head[:2] in _UTF_16:
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DumpError(f"{path}: it is text in UTF-16; write it as UTF-8")
     found = next((c for c in CONTAINERS if c.detect(head)), None)
     if isinstance(found, json_lines.JsonLines) and b"\n" not in head:

@@ -17,8 +17,6 @@ from pathlib import Path
 from ..errors import DumpError
 from .base import MARK, MAX_DOCUMENT, Container, FoundDocument, begins_json, cached_by_file, loads
 
-MAX_FILE = 2 << 30
-"""Maximum bytes of a file that is read at once."""
 _BLOCK = 1 << 20
 _BEGIN = re.compile(r"(?:\xef\xbb\xbf)?\s*\[")
 _BRACKETS = re.compile(rb'["{}\[\]]')
@@ -160,7 +158,7 @@ def _behind(stream: BufferedIOBase, offset: int) -> int | None:
 @cached_by_file(maxsize=2)
 def _load(path: Path) -> object:
     size = os.stat(path).st_size
-    if size > MAX_FILE:
+    if size > 2 << 30:
         raise DumpError(f"{path}: one JSON document of {size >> 20} MiB cannot be read at once; write JSON lines")
     return loads(path.read_bytes())
 

@@ -29,8 +29,6 @@ MAX_TEXT = 16 << 30
 """Maximum bytes of text in one file. Anything larger counts as a decompression bomb."""
 MAX_WHOLE = 1 << 30
 """Maximum bytes of text that is one JSON document."""
-_SKIP = 1 << 20
-MAGIC = b"\x28\xb5\x2f\xfd"
 SKIPPABLE = 0x184D2A5E
 SEEKABLE = 0x8F92EAB1
 
@@ -174,7 +172,7 @@ class ZstdLines(PackedLines):
     damage = (ZstdError,)
 
     def detect(self, head: bytes) -> bool:
-        return head[:4] == MAGIC
+        return head[:4] == b"\x28\xb5\x2f\xfd"
 
     def unpacked(self, file: BinaryIO) -> BufferedIOBase:
         return ZstdFile(file)
@@ -217,5 +215,5 @@ def _seek_table(path: Path) -> tuple[tuple[int, int, int], ...]:
 
 
 def _skip(stream: BufferedIOBase, size: int) -> None:
-    while size > 0 and (part := stream.read(min(size, _SKIP))):
+    while size > 0 and (part := stream.read(min(size, 1 << 20))):
         size -= len(part)

@@ -122,8 +122,6 @@ SWE_AGENT = Mapped(
 
 # ---------------------------------------------------------------------------------------------------------------- rLLM
 
-_UNNAMED = ("agent", "default_traj_name")
-
 
 def _episode(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield one rollout per trajectory. An episode that failed before its first trajectory has no turns."""
@@ -156,7 +154,7 @@ def _episode(document: Document, origin: Origin) -> Iterable[Item]:
             index=whole(index) if index.isdecimal() else None,
             prompt_id=text(document.get("task_hash")) or "",
             env=text(task.get("data_source")) or "",
-            agent=name if several_agents or name not in _UNNAMED else "",
+            agent=name if several_agents or name not in ("agent", "default_traj_name") else "",
             split="eval" if origin.path.parent.name.startswith(("val", "eval")) else "train",
             reward=number(trajectory.get("reward")),
             advantage=advantages[0] if len(set(advantages)) == 1 else None,

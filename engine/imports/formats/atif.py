@@ -23,7 +23,6 @@ _UNKNOWN = {
     "group": "no group is written: rollouts of one task in one folder are shown as one group",
 }
 _OF_THE_TRIAL = {"reward": "the reward belongs to the trial and is shown at its first trajectory"}
-_VERIFIERS = ("../verifier", "verifier")
 
 
 def _open(document: Document, origin: Origin) -> Iterable[Item]:
@@ -89,7 +88,8 @@ def _of_trial(rollout: Rollout, result: Document, rewards: Mapping[str, Score], 
 
 def _rewards(result: Document, origin: Origin) -> dict[str, Score]:
     """Return the verifier's scores by name, from the result (one number in old versions) or its files."""
-    files = ((origin.beside(f"{f}/reward.json"), origin.text_beside(f"{f}/reward.txt")) for f in _VERIFIERS)
+    folders = ("../verifier", "verifier")
+    files = ((origin.beside(f"{f}/reward.json"), origin.text_beside(f"{f}/reward.txt")) for f in folders)
     for several, one in chain([(at(result, "verifier_result.rewards"), at(result, "verifier_result.reward"))], files):
         if found := scores(several):
             return found

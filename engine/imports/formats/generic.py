@@ -185,7 +185,7 @@ def _member(document: Document, origin: Origin) -> Origin:
 
 def _is_metrics(document: Document, origin: Origin) -> bool:
     """Return whether a document has a step, mostly numbers otherwise, and no lists or objects."""
-    if not 0 < len(document) <= _MOST_METRICS:
+    if not 0 < len(document) <= 4096:  # more are a tokenizer's vocabulary, which contains the word `step`
         return False
     if _step(document) is None and (origin.step is None or not all("/" in k for k in document)):
         return False  # the folder's step applies only to names such as `eval/all/score`
@@ -233,8 +233,6 @@ _STEPS = (
     "Step",
 )
 _NO_METRIC = (*_STEPS, "time", "timestamp", "_timestamp", "_runtime")
-_MOST_METRICS = 4096
-"""Maximum metrics of one step. A document with more is a tokenizer's vocabulary, which contains the word `step`."""
 _BOUNDS = ("__MIN", "__MAX")
 """Suffixes of columns that hold the range of a point."""
 

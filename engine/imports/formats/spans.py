@@ -21,7 +21,6 @@ from ..values import Document, listed, mapping, number, parsed, summed, text, wh
 _REWARDS = ("training.reward", "reward")
 _SHOWN = ("gen_ai.", "training.", "llm.", "input.", "output.", "openinference.", "mlflow.", "tool.")
 _INDEXED = re.compile(r"(?:gen_ai|llm)\.(prompt|completion|input_messages|output_messages)\.\d+\.")
-_SAID = ("completion", "output_messages")
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ def _numbered(attributes: Document) -> tuple[Message, ...]:
             _put(tree, key.split(".")[1:], value)
         elif key in ("llm.input_messages", "llm.output_messages"):  # an export of Phoenix: a list in one attribute
             tree[key.removeprefix("llm.")] = listed(value)
-    parts = sorted(tree, key=lambda name: name in _SAID)
+    parts = sorted(tree, key=lambda name: name in ("completion", "output_messages"))
     return tuple(m for name in parts for m in conversation(_unwrapped(tree[name])))
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # the first paint of a list needs neither
     from ..search import scatter
     from .behavior import Span, SpanBehavior
 
-_KEPT_VIEWS = 12
 MOST_OF_GROUP = 4096
 """The maximum number of rollouts read from one group."""
 _PAGE = 500
@@ -239,6 +238,6 @@ class Rollouts:
         except sqlite3.OperationalError as error:
             raise FilterError(f"this search cannot be understood ({error})") from error
         self._views[key] = view
-        if len(self._views) > _KEPT_VIEWS:
+        if len(self._views) > 12:
             self._views.popitem(last=False)
         return view

@@ -28,8 +28,6 @@ from .pages import RemoteDatabase, remote_file
 
 _EVERY = 5.0
 """Seconds between two updates of an active run."""
-_ALONE = (RUN_FILE, CONFIG_FILE, NOTES_FILE)
-_FOLDERS = (PROCESSES, LIVE)
 _KEPT = 30 * 86400.0
 """Seconds."""
 _LARGEST = 64 << 20
@@ -70,8 +68,8 @@ def _tidy(opened: Path) -> None:
 def _copy_small(files: Any, root: str, folder: Path) -> None:
     """Copy the small files of a run. Keep files that are gone at the source, because their process has ended."""
     files.invalidate_cache()
-    names = list(_ALONE)
-    for sub in _FOLDERS:
+    names = [RUN_FILE, CONFIG_FILE, NOTES_FILE]
+    for sub in (PROCESSES, LIVE):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             listed = (PurePosixPath(str(path)).name for path in files.ls(f"{root}/{sub}", detail=False))
             names += [f"{sub}/{name}" for name in listed if name.endswith(".json")]

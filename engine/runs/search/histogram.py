@@ -18,10 +18,9 @@ SECONDS = 0.12
 BLOCK = 8192
 INFINITY = "9e999"
 """SQLite reads this number as infinity."""
-Bin = tuple[float, float, int]
 
 
-class Histogram(list[Bin]):
+class Histogram(list[tuple[float, float, int]]):
     """`[(low, high, count)]`. The last bin includes `high`. `exact` is False if the counts are scaled up from the
     share `seen` (0 … 1) of the run that was read in time."""
 
