@@ -15,7 +15,6 @@ from ...envs.trajectory import TEXT as TEXT
 from ...envs.trajectory import Call as Call
 from ...envs.trajectory import ComponentScore as ComponentScore
 from ...envs.trajectory import Overlay as Overlay
-from ...envs.trajectory import PromptMessage as PromptMessage
 from ...envs.trajectory import SeenImage as SeenImage
 from ...envs.trajectory import Step as Step
 from ...envs.trajectory import StepContext as StepContext

@@ -285,8 +285,6 @@ def suggestion(detector: str, subject: str = "") -> str:
 def suggestion_of(data: Mapping[str, object]) -> str:
     """Return the advice in an event, else the advice for its detector."""
     recorded = data.get("suggestion")
-    return (
-        recorded
-        if isinstance(recorded, str)
-        else suggestion(str(data.get("detector") or ""), str(data.get("subject") or ""))
-    )
+    if isinstance(recorded, str):
+        return recorded
+    return suggestion(str(data.get("detector") or ""), str(data.get("subject") or ""))
