@@ -243,6 +243,18 @@ async def test_every_kind_of_text_in_one_rollout(kinds: Path) -> None:
         assert app.screen.step < 8, "scrolling goes to the step that is seen"
 
 
+async def test_a_scrollbar_covers_no_text_where_lines_are_more_than_estimated(tmp_path: Path) -> None:
+    dump = tmp_path / "dump.jsonl"
+    words = "".join(chr(0x4E00 + i) for i in range(1000))
+    dump.write_text(json.dumps({"prompt": "q", "completion": words, "reward": 1}) + "\n")
+    folder = open_dump(dump, whole=True).folder
+    async with running(folder.parent, Stepper(folder, 1), size=(80, 24)) as app:
+        first, last = app.text, await app.press("end")
+        assert "┃" in first and "…" not in first
+        shown = set(re.findall("[\u4e00-\u9fff]", first + last))
+        assert len(shown) == 1000, "no character is lost at the end of a line"
+
+
 async def test_raw_shows_what_was_recorded(kinds: Path) -> None:
     async with running(kinds.parent, Stepper(kinds, 1, step=1), size=(150, 60)) as app:
         if "conversation" in app.text:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar
 
 from rich.segment import Segment
@@ -111,7 +112,8 @@ class Pane:
         if self._built is None or self._built_for != (width, height):
             self._strips.clear()
             self._built = self.build(width - self.long, height)
-            if len(self._built) > height and width > 4 and not self.long:
+            # a flow knows its height once its first lines are laid out
+            if not self.long and width > 4 and len([*islice(self._built, height + 1)]) > height:
                 self._built = self.build(width - 1, height)
             self._built_for = (width, height)
             self.top = max(0, min(self.top, len(self._built) - height))
