@@ -50,19 +50,3 @@ class PhaseClock:
         taken = {metric.PHASE_SECONDS(phase): seconds for phase, seconds in self._seconds.items()}
         self._seconds.clear()
         return taken
-
-
-class StepClock:
-    """Measures an optimiser step, from its first micro-batch until it is recorded."""
-
-    def __init__(self) -> None:
-        self._began: float | None = None
-
-    def begin(self) -> None:
-        """Start the clock at the first micro-batch."""
-        self._began = time.perf_counter()
-
-    def take(self) -> float:
-        """Return the seconds since the step began, and reset the clock."""
-        started, self._began = self._began, None
-        return 0.0 if started is None else time.perf_counter() - started

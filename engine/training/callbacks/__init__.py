@@ -58,7 +58,7 @@ def run_callbacks(
     users (None: none).
     """
     trainer, recorder = recording.trainer, recording.recorder
-    progress = StepProgress(recorder, recording.clock)
+    progress = StepProgress(recorder)
     runner.on_progress, runner.watch = progress.rollouts, progress
     if isinstance(runner.agent, ChatAgent):
         runner.agent.watcher = live = progress.live

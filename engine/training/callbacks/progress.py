@@ -11,13 +11,12 @@ from ...record.step_recorder import StepRecorder
 from ...rollouts.rollout import Rollout
 from ...runs.control.live import LiveTexts
 from ...runs.types import Phase
-from ..phases import StepClock
 from .base import RunCallback
 
 
 @dataclass(eq=False)
 class StepProgress(RunCallback):
-    """Turns progress reports within a step into the run's `Progress`, and starts the step's clock.
+    """Turns progress reports within a step into the run's `Progress`.
 
     Phases in order: `rollouts` (ended, of how many), `log-probs` (rollouts), `scoring`, `backward` (micro-batches).
     Between steps: `evaluation` (held-out rollouts) and `checkpoint`. It is also the runner's `RolloutWatch`, so viewers
@@ -28,7 +27,6 @@ class StepProgress(RunCallback):
     """
 
     recorder: StepRecorder
-    clock: StepClock
     acting: Phase = Phase.ROLLOUTS
     held_out: str = ""
     micro_batches: int = 0
@@ -41,7 +39,6 @@ class StepProgress(RunCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        self.clock.begin()
         self.micro_batches, self._updated, self._scored = args.gradient_accumulation_steps, 0, False
 
     def on_substep_end(

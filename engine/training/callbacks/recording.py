@@ -13,7 +13,7 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import TrainerControl, TrainerState
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from ....configs import metric_names as metric
 from ...policy.kl import BetaController
@@ -21,7 +21,6 @@ from ...record.step_recorder import NAMES, StepRecorder, memory_metrics
 from ...rollouts.judging import Judge
 from ...runs.write.writer import Values
 from ..env_trainer import GRPOEnvTrainer
-from ..phases import StepClock
 from ..resumable import Resumable
 from .base import Logs, RunCallback
 
@@ -41,8 +40,9 @@ class StepRecording(RunCallback, Generic[TrainerT]):
     SHOWN: ClassVar[tuple[tuple[str, str], ...]]
     trainer: TrainerT
     recorder: StepRecorder
-    clock: StepClock = field(default_factory=StepClock, init=False)
     observers: list[Observer] = field(default_factory=list, init=False)
+    _began: float = field(default_factory=time.perf_counter, init=False)
+    """When the step began."""
 
     def training_begins(self, state: TrainerState) -> None:
         writer = self.recorder.writer
@@ -50,13 +50,18 @@ class StepRecording(RunCallback, Generic[TrainerT]):
             "status", lambda: writer.status("running", step=state.global_step, total_steps=state.max_steps)
         )
 
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self._began = time.perf_counter()
+
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
         state.log_history = state.log_history[-1:]  # the record has all of them
         if not self.trainer.accelerator.is_main_process:
             return
         step = state.global_step
         times = {metric.RECORD_SECONDS: self.recorder.take_seconds()}  # of the previous step: this one is not done yet
-        values = self.record(step, logs, {**times, metric.STEP_SECONDS: self.clock.take()})
+        values = self.record(step, logs, {**times, metric.STEP_SECONDS: time.perf_counter() - self._began})
         self.recorder.guard("status", lambda: self.recorder.writer.status("running", step=step))
         for observer in self.observers:
             observer(step, values)
