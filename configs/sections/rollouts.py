@@ -51,3 +51,8 @@ class RolloutsConfig(Section):
     max_mismatch: float = Field(default=0.1, gt=0)
     """Maximum mean difference between server and trainer log-probs of the current policy's rollouts, in nats per token.
     Above it, the run ends."""
+
+    @property
+    def ahead(self) -> int:
+        """How many steps of rollouts to make ahead while the trainer works."""
+        return self.max_staleness if self.steps_ahead is None else self.steps_ahead

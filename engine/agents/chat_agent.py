@@ -9,8 +9,6 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from ...envs.agent import AgentSession, Message, Seed
 from ...envs.content import text_of
 from ..runs.control.live import BatchTexts, LiveTexts
@@ -27,6 +25,9 @@ class ChatAgent(ABC):
     supports tools, and read the model's native calls. Settings hold for the calling thread.
     """
 
+    model: Any
+    """The policy, if a model acts."""
+
     def __init__(self, chat: ChatBridge, settings: AgentSettings, *, native_calls: bool) -> None:
         self.chat = chat
         self.call_reader = NativeCalls.of(chat) if native_calls else None
@@ -35,6 +36,10 @@ class ChatAgent(ABC):
         self._own_settings: ContextVar[AgentSettings | None] = ContextVar("settings", default=None)
         self.watcher: LiveTexts | None = None
         """Follows the texts of sessions while they are written."""
+
+    def knows(self, environment: str) -> bool:
+        """Return whether the model's configuration lists the environment (`known_environments`)."""
+        return environment in (getattr(self.model.config, "known_environments", None) or ())
 
     @property
     def sees(self) -> bool:
@@ -80,8 +85,3 @@ class ChatAgent(ABC):
         longest = settings.max_trajectory_tokens if settings.max_new_tokens is None else settings.max_new_tokens
         limit = min(settings.max_turn_tokens, longest)
         return watcher.begin(texts, num_rollouts, limit * num_rollouts * len(prompts))
-
-
-def taught(model: torch.nn.Module, environment: str) -> bool:
-    """Return whether the model's configuration lists the environment (`known_environments`)."""
-    return environment in (getattr(getattr(model, "config", None), "known_environments", None) or ())

@@ -41,8 +41,11 @@ class ScriptedAgent(ChatAgent):
         bridge = ChatBridge(tokenizer, template_kwargs=template_kwargs, vision=vision)
         settings = AgentSettings(max_trajectory_tokens=max_trajectory_tokens)
         super().__init__(bridge, settings, native_calls=native_calls)
-        self.knows = knows
+        self._knows = knows
         self.script = script
+
+    def knows(self, environment: str) -> bool:
+        return self._knows(environment)
 
     def _open(self, start: SessionStart) -> ScriptedSession:
         return ScriptedSession(self, start)

@@ -17,7 +17,7 @@ from ..policy.vision.processor import Encoded, VisionProcessor
 from .acting_rows import RowsOf, fitting_rows
 from .cached_rows import CachedRows
 from .chat import ChatBridge
-from .chat_agent import ChatAgent, taught
+from .chat_agent import ChatAgent
 from .chat_session import SessionStart
 from .decoder import Decoder, stop_ids_of
 from .sampling import AgentSettings
@@ -58,9 +58,6 @@ class TransformersAgent(ChatAgent):
             temperature, top_p, top_k, min_p, repetition_penalty, max_turn_tokens, max_trajectory_tokens
         )
         super().__init__(chat, settings, native_calls=native_calls)
-
-    def knows(self, environment: str) -> bool:
-        return taught(self.model, environment)
 
     def _open(self, start: SessionStart) -> TransformersSession:
         return self.sessions(self.decoder, start, self._rows_of)

@@ -11,17 +11,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...configs.errors import GrpoTuiError
 from ...configs.schema import RunConfig
-from ..agents.remote.agent import RemoteAgent
-from ..agents.remote.opening import open_remote_agent, tolerance_of
-from ..agents.remote.pool import event_of
+from ..agents.remote.agent import RemoteAgent, open_remote_agent
+from ..agents.remote.pool import record_change
 from ..agents.sampling import AgentSettings
 from ..agents.transformers_agent import TransformersAgent
 from ..agents.vision_check import check_vision
 from ..policy.vision.processor import VisionProcessor
 from ..record.step_recorder import StepRecorder
-from ..rollouts.correction import Weighting
 from .env_trainer import GRPOEnvTrainer
-from .server_rollouts import ServerOptions
 
 
 def make_agent(
@@ -47,18 +44,6 @@ def make_agent(
     return agent
 
 
-def server_options(config: RunConfig) -> ServerOptions:
-    """Return the pipeline's settings for servers."""
-    rollouts = config.rollouts
-    return ServerOptions(
-        rollouts.max_staleness,
-        rollouts.steps_ahead,
-        Weighting(rollouts.correction, rollouts.correction_floor, rollouts.correction_cap),
-        rollouts.max_mismatch,
-        tolerance_of(config),
-    )
-
-
 @contextmanager
 def served(trainer: GRPOEnvTrainer, recorder: StepRecorder) -> Iterator[None]:
     """Record server events during a training. If they end it, save the current step first."""
@@ -67,11 +52,9 @@ def served(trainer: GRPOEnvTrainer, recorder: StepRecorder) -> Iterator[None]:
         yield
         return
 
-    def tell(sentence: str, good: bool) -> None:
-        kind, facts = event_of(good)
-        recorder.event(kind, sentence, step=trainer.state.global_step, **facts)
-
-    agent.pool.tell = tell
+    agent.pool.tell = lambda sentence, good: record_change(
+        recorder.event, sentence, good, step=trainer.state.global_step
+    )
     try:
         yield
     except GrpoTuiError:

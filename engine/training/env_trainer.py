@@ -233,7 +233,7 @@ class GRPOEnvTrainer(ResumableTrainer):
     def _check_unchanged(self) -> None:
         """Raise ChangedPolicyError if the loss scores a different policy from the one that acted."""
         # Rollouts sampled by servers have their own threshold: `rollouts.max_mismatch`.
-        uncorrected = self.pipeline.on_servers and self.pipeline.options.servers.weighting.how == "none"
+        uncorrected = self.pipeline.on_servers and self.pipeline.options.weighting.how == "none"
         if uncorrected or drops_out(self.policy.base):
             return
         sums = torch.tensor([self.mismatch.kl, self.mismatch.tokens], device=self.accelerator.device)
@@ -386,7 +386,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         self.mismatch.add(batch, logprobs)
         one_update = self.args.steps_per_generation <= self.args.gradient_accumulation_steps
         if self.pipeline.rounds and not self.pipeline.on_servers and self.num_iterations == 1 and one_update:
-            self.mismatch.on_policy(batch, logprobs, self.pipeline.options.servers.weighting)
+            self.mismatch.on_policy(batch, logprobs, self.pipeline.options.weighting)
 
     def _prepared(self, model: nn.Module, packed: bool) -> PreparedModel:
         packed = packed and not self.aux_loss_enabled

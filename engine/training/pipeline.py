@@ -16,12 +16,14 @@ from typing import Literal
 import numpy as np
 
 from ...configs import metric_names as metric
+from ...configs.sections import RolloutsConfig
 from ...envs.seeds import seed_of
 from ...rewards.advantages import AdvantageMethod
 from ..agents.remote.agent import RemoteAgent
 from ..policy.precision import Arithmetic
 from ..policy.prepared import PreparedModel, acting, inference
 from ..rollouts.advantages import advantage_method
+from ..rollouts.correction import Weighting
 from ..rollouts.difficulty import Difficulty
 from ..rollouts.distillation import Distillation, Teacher, reverse_kl
 from ..rollouts.replay import ReplayBuffer, fill_from_replay, mark, replace_without_signal
@@ -31,7 +33,7 @@ from ..rollouts.scoring import Metrics, Scorer, Signal
 from .frozen import FrozenPass
 from .phases import PhaseClock
 from .processes import Processes
-from .server_rollouts import ServerOptions, ServerRollouts
+from .server_rollouts import ServerRollouts
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class RolloutOptions:
     signal: whether these are the whole returns, or those of task and environment. mask_truncated: leave rollouts that a
     limit cut out of the loss. dynamic_rounds: the most rounds of DAPO's dynamic sampling (0: off). placement: where
     rollouts run with several processes; the result is the same. servers: for agents whose policy runs on servers.
-    teacher: scores rollouts for `distillation`.
+    weighting: corrects the difference between sampler and trainer. teacher: scores rollouts for `distillation`.
     """
 
     advantages: AdvantageMethod = field(default_factory=lambda: advantage_method("group"))
@@ -81,7 +83,8 @@ class RolloutOptions:
     dynamic_rounds: int = 0
     mask_truncated: bool = False
     placement: Literal["auto", "main", "sharded"] = "auto"
-    servers: ServerOptions = field(default_factory=ServerOptions)
+    servers: RolloutsConfig = field(default_factory=RolloutsConfig)
+    weighting: Weighting = field(default_factory=Weighting)
     teacher: Teacher | None = None
     distillation: Distillation | None = None
 
@@ -115,8 +118,10 @@ class RolloutPipeline:
         agent = self.runner.agent
         self.on_servers = isinstance(agent, RemoteAgent)
         if isinstance(agent, RemoteAgent) and self.processes.main:
-            servers = self.options.servers
-            self.servers = ServerRollouts(agent, self.runner, servers, lambda step: seed_of(self.seed, step, 0))
+            options = self.options
+            self.servers = ServerRollouts(
+                agent, self.runner, options.servers, options.weighting, lambda step: seed_of(self.seed, step, 0)
+            )
 
     def plan(self, step: int, rows: Sequence[Row]) -> None:
         """Let servers begin with the rows of a later step (each prompt repeated for each rollout)."""

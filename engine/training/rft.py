@@ -29,6 +29,7 @@ from ..policy.unwrap import base_of, device_of
 from ..record.reporters import reported
 from ..record.step_recorder import StepRecorder
 from ..rollouts.advantages import advantage_method
+from ..rollouts.correction import Weighting
 from ..rollouts.dataset import load_rows
 from ..rollouts.distillation import Distillation
 from ..rollouts.judging import make_judge, special_texts
@@ -38,7 +39,7 @@ from ..rollouts.runner import RolloutRunner, Row, prepares
 from ..runs.control.requests import ControlChannel
 from ..runs.write.writer import RecordWriter
 from . import checkpoints
-from .acting import make_agent, served, server_options
+from .acting import make_agent, served
 from .callbacks import RunCallbacks, run_callbacks
 from .callbacks.beta import AutomaticBeta
 from .callbacks.findings import Findings
@@ -202,7 +203,8 @@ def _add_callbacks(
 
 
 def _rollout_options(config: RunConfig, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig) -> RolloutOptions:
-    training, replay, taught = config.training, config.training.replay, config.training.distillation
+    training, rollouts, replay = config.training, config.rollouts, config.training.replay
+    taught = training.distillation
     return RolloutOptions(
         advantages=advantage_method(training.advantages, training.compare_shaping),
         min_group_std=replay.min_group_std if replay.mode != "off" else 0.0,
@@ -210,7 +212,8 @@ def _rollout_options(config: RunConfig, tokenizer: PreTrainedTokenizerBase, args
         dynamic_rounds=replay.max_rounds if replay.mode == "dapo" else 0,
         mask_truncated=args.mask_truncated_completions,
         placement=training.placement,
-        servers=server_options(config),
+        servers=rollouts,
+        weighting=Weighting(rollouts.correction, rollouts.correction_floor, rollouts.correction_cap),
         teacher=open_teacher(config, tokenizer, args.per_device_train_batch_size),
         distillation=None if taught.teacher is None else Distillation(taught.weight, taught.with_reward),
     )

@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...configs import metric_names as metric
 from ...configs.errors import GrpoTuiError
+from ...configs.sections import RolloutsConfig
 from ...envs.spans import Spans
 from ..agents.remote.adapters import Adapter
 from ..agents.remote.agent import RemoteAgent
@@ -28,23 +28,6 @@ class MismatchError(GrpoTuiError, RuntimeError):
     """Servers and trainer disagree on the log-probs of one policy by more than `rollouts.max_mismatch`."""
 
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """See the section `rollouts` of the configuration."""
-
-    max_staleness: int = 0
-    steps_ahead: int | None = None
-    weighting: Weighting = field(default_factory=Weighting)
-    max_mismatch: float = 0.1
-    tolerance: float = 0.05
-    """See `probe_tolerance`."""
-
-    @property
-    def ahead(self) -> int:
-        """How many steps of rollouts to make ahead while the trainer works."""
-        return self.max_staleness if self.steps_ahead is None else self.steps_ahead
-
-
 class ServerRollouts:
     """The source of a pipeline's rollouts when servers write them. seed(step): the seed of a step's rollouts.
 
@@ -53,16 +36,22 @@ class ServerRollouts:
     """
 
     def __init__(
-        self, agent: RemoteAgent, runner: RolloutRunner, options: ServerOptions, seed: Callable[[int], int]
+        self,
+        agent: RemoteAgent,
+        runner: RolloutRunner,
+        options: RolloutsConfig,
+        weighting: Weighting,
+        seed: Callable[[int], int],
     ) -> None:
         self.agent = agent
         self.runner = runner
         self.options = options
+        self.weighting = weighting
         self.ahead: RolloutsAhead[Row, Adapter] = RolloutsAhead(
             self._make, options.max_staleness, options.ahead, agent.holding
         )
         self._seed = seed
-        self._evidence = ServerEvidence(options.max_mismatch, 3 * options.tolerance)
+        self._evidence = ServerEvidence(options.max_mismatch, 3 * agent.publisher.tolerance)
         self._suspected: set[str] = set()
         self._dismissed: set[str] = set()
         self._idle_runners: list[RolloutRunner] = []
@@ -141,7 +130,7 @@ class ServerRollouts:
                 metric.SAMPLER_KL: float(np.mean(np.concatenate([np.expm1(r) - r for r in ratios]))),
                 metric.SAMPLER_RATIO: max(abs(float(r.sum())) for r in ratios),
             }
-        return corrected(sampled, present, self.options.weighting), metrics
+        return corrected(sampled, present, self.weighting), metrics
 
     def take_times(self) -> Metrics:
         taken, self._times = self._times, dict.fromkeys(self._times, 0.0)

@@ -2,8 +2,8 @@
 
 `protocol.py`: requests and checked answers as data. `client.py`: one server over HTTP. `server.py`: the state of one
 server. `pool.py`: all servers, with failures, pauses and slow turns. `placement.py`: the distribution of rollouts over
-servers. `adapters.py`: a policy version as a folder, loaded, verified and unloaded. `agent.py`: an `Agent` and its
-session. `opening.py`: the agent of a configuration.
+servers. `adapters.py`: a policy version as a folder, loaded, verified and unloaded. `agent.py`: an `Agent`, its
+session, and the agent of a configuration.
 
 The requested version writes every turn: 1. The adapters are written into a new folder, synced, and renamed to
 `RUN-sSTEP-CHECKSUM` (while serving: `RUN-vVERSION-CHECKSUM`). A folder of that name is never changed, because a server

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from ....configs.errors import GrpoTuiError
 from ....envs.spans import Spans
@@ -360,10 +360,10 @@ class ServerPool:
             logger.exception("reporting a change of a rollout server failed")
 
 
-def event_of(good: bool) -> tuple[Literal["note", "alert"], dict[str, Any]]:
-    """Return the kind and the facts of the event of a run's record that reports a server."""
+def record_change(event: Callable[..., object], sentence: str, good: bool, **more: object) -> None:
+    """Report a server in a run's record. event: `RunWriter.event` or `StepRecorder.event`."""
     facts = {"detector": "rollout_servers", "subject": "", "value": 0.0, "threshold": 0.0, "trajectories": []}
-    return ("note" if good else "alert"), {**facts, "severity": "good" if good else "warning"}
+    event("note" if good else "alert", sentence, severity="good" if good else "warning", **facts, **more)
 
 
 def _log(sentence: str, good: bool) -> None:

@@ -21,9 +21,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ....configs.schema import RunConfig
 from ....rewards.orchestrator import RewardOrchestrator
-from ...agents.remote.agent import RemoteAgent
-from ...agents.remote.opening import open_remote_agent
-from ...agents.remote.pool import event_of
+from ...agents.remote.agent import RemoteAgent, open_remote_agent
+from ...agents.remote.pool import record_change
 from ...agents.sampling import AgentSettings
 from ...agents.transformers_agent import TransformersAgent
 from ...record.step_recorder import record_vocabulary
@@ -197,11 +196,7 @@ class _Parts:
             wait_s=0.0,  # `Serving` does the waiting, because it can still be stopped
         )
 
-        def tell(sentence: str, good: bool) -> None:
-            kind, facts = event_of(good)
-            self.writer.event(kind, sentence, **facts)
-
-        remote.pool.tell = tell
+        remote.pool.tell = partial(record_change, self.writer.event)
         return remote, PooledWeights(remote, reader, poll_s=online.poll_interval_s, on_problem=self.problem)
 
     def engine(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ....configs.sections.online import OnlineConfig
-from ...agents.remote.pool import event_of
+from ...agents.remote.pool import record_change
 from ...launch.children import spawn
 from ...runs.control.requests import request
 from ...runs.control.status import ENDED, is_elsewhere, process_state
@@ -60,19 +60,15 @@ class Absence:
         seconds = 0.0 if self._since is None else now - self._since
         if not reason:
             if self._reported:
-                self._report(f"Requests are answered again, after {seconds:.0f} s.", good=True)
+                record_change(self.event, f"Requests are answered again, after {seconds:.0f} s.", good=True)
             self._since, self._reported = None, ""
             return None
         self._since = self._since or now
         if seconds >= TOLD_AFTER_S and reason != self._reported:
             self._reported = reason
             refused = f"They wait and are refused after {self.wait_s:g} s."
-            self._report(f"Requests cannot be answered: {reason}. {refused}", good=False)
+            record_change(self.event, f"Requests cannot be answered: {reason}. {refused}", good=False)
         return reason if seconds >= self.wait_s else None
-
-    def _report(self, sentence: str, *, good: bool) -> None:
-        kind, facts = event_of(good)
-        self.event(kind, sentence, **facts)
 
 
 @dataclass
