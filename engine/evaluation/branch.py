@@ -153,7 +153,6 @@ class Branch:
     """
 
     spec: EvaluationConfig
-    at: BranchConfig
     version: int
     before: Side
     after: Side
@@ -174,7 +173,6 @@ def read_branch(reader: RunReader, spec: EvaluationConfig) -> Branch:
     )
     return Branch(
         spec,
-        source,
         _version(record, row, source.step),
         before,
         after,

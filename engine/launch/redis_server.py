@@ -72,27 +72,21 @@ def in_words(url: str, error: Exception) -> str:
     """Describe a failed command or connection in one sentence."""
     from redis import exceptions as redis
 
-    server = f"The Redis server {address(url)}"
     text = str(error).rpartition(" of pipeline caused error: ")[2]
-    if isinstance(error, (redis.AuthenticationError, redis.AuthenticationWrongNumberOfArgsError)) or text.startswith(
-        ("NOAUTH", "WRONGPASS")
-    ):
-        return f"{server} refuses the password or the user."
-    if isinstance(error, redis.NoPermissionError):
-        return f"{server} does not allow this user the commands of a queue ({text})."
-    if isinstance(error, redis.BusyLoadingError):
-        return f"{server} is still loading its data."
-    if isinstance(error, redis.TimeoutError):
-        return f"{server} does not answer."
-    if isinstance(error, redis.ConnectionError):
-        return f"{server} cannot be reached ({text.rstrip('.')})."
-    if isinstance(error, redis.OutOfMemoryError) or text.startswith("OOM"):
-        return f"{server} is full: give it more memory (maxmemory)."
-    if isinstance(error, redis.ReadOnlyError):
-        return f"{server} is a replica that takes no writes: name its primary."
-    if text.startswith("MISCONF"):
-        return f"{server} takes no writes because it cannot save to its disk."
-    return f"{server} refuses ({text})."
+    wrong_key = (redis.AuthenticationError, redis.AuthenticationWrongNumberOfArgsError)
+    known = (  # kinds of errors, beginnings of messages, and what they mean; the first that fits counts
+        (wrong_key, ("NOAUTH", "WRONGPASS"), "refuses the password or the user"),
+        (redis.NoPermissionError, (), f"does not allow this user the commands of a queue ({text})"),
+        (redis.BusyLoadingError, (), "is still loading its data"),
+        (redis.TimeoutError, (), "does not answer"),
+        (redis.ConnectionError, (), f"cannot be reached ({text.rstrip('.')})"),
+        (redis.OutOfMemoryError, "OOM", "is full: give it more memory (maxmemory)"),
+        (redis.ReadOnlyError, (), "is a replica that takes no writes: name its primary"),
+        ((), "MISCONF", "takes no writes because it cannot save to its disk"),
+        (Exception, (), f"refuses ({text})"),
+    )
+    meaning = next(words for kinds, starts, words in known if isinstance(error, kinds) or text.startswith(starts))
+    return f"The Redis server {address(url)} {meaning}."
 
 
 def refusals(facts: list[Fact]) -> str | None:

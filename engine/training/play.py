@@ -44,8 +44,8 @@ from ..runs.types import TrajectoryRecord
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
-    from ...envs.agent import Message, Seed
-    from ..agents.chat_session import TokenArrays
+    from ...envs.agent import AgentSession
+    from ..agents.chat_session import SessionStart, TokenArrays
     from ..rollouts.rollout import Rollout
     from ..rollouts.runner import Row
     from ..runs.write.writer import RecordWriter
@@ -122,22 +122,16 @@ class PlayedRun:
         class Player(ScriptedAgent):
             """An agent with the policy's view of an environment. It keeps its last session."""
 
+            offered: object
             session: ScriptedSession
 
-            def start(
-                self,
-                prompts: Sequence[Sequence[Message]],
-                num_rollouts: int = 1,
-                *,
-                tools: Sequence[Mapping[str, object]] | None = None,
-                seed: Seed = None,
-            ) -> ScriptedSession:
-                """Open a session and keep it."""
-                self.offered = tools
-                session = super().start(prompts, num_rollouts, tools=tools, seed=seed)
-                assert isinstance(session, ScriptedSession)
-                self.session = session
-                return session
+            def start(self, *arguments: Any, **options: Any) -> AgentSession:
+                self.offered = options.get("tools")
+                return super().start(*arguments, **options)
+
+            def _open(self, start: SessionStart) -> ScriptedSession:
+                self.session = super()._open(start)
+                return self.session
 
         self.person, self.model = (
             Player(

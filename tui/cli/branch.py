@@ -80,9 +80,9 @@ def _plain(result: Branch, path: str) -> dict[str, object]:
 
     return {
         "run": path,
-        "rollout": result.at.rollout,
-        "step": result.at.step,
-        "token": result.at.token,
+        "rollout": result.spec.branch.rollout,
+        "step": result.spec.branch.step,
+        "token": result.spec.branch.token,
         "policy": result.spec.subject,
         "policy_step": result.spec.step,
         "rollout_policy_step": result.version,
@@ -95,7 +95,7 @@ def _plain(result: Branch, path: str) -> dict[str, object]:
 
 
 def _lines(result: Branch) -> Iterator[str]:
-    source, spec = result.at, result.spec
+    source, spec = result.spec.branch, result.spec
     where = f"step {source.step}" + ("" if source.token is None else f" after token {source.token}")
     yield f"rollout {source.rollout} of {Path(source.run).name}, {where}"
     yield f"policy {spec.subject} (step {spec.step}; the rollout was sampled at step {result.version})"

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 TEMPORARY = ".tmp-"
 CLOSE_S = 10.0
 """Time for servers to unload the last versions when a run ends."""
-PROBE_TOKENS = 4
+PROBE_TOKENS, PROBE_TEMPERATURE = 4, 1.5
 """Tokens drawn at a temperature other than 1, where a server's raw log-probs would differ."""
 
 
@@ -50,22 +50,11 @@ class Probe:
     """The log-probs of a policy on a fixed text, which verify that a server serves the same policy.
 
     token_ids: the text, N tokens. logprobs: float32 [N - 1], nats, of each token but the first, at temperature 1.
-    next_logprobs: float32 [V], nats, of every possible next token, at `temperature`, which is not 1."""
+    next_logprobs: float32 [V], nats, of every possible next token, at `PROBE_TEMPERATURE`."""
 
     token_ids: tuple[int, ...]
     logprobs: np.ndarray
     next_logprobs: np.ndarray
-    temperature: float
-
-
-def probe(model: torch.nn.Module, token_ids: Sequence[int], temperature: float = 1.5) -> Probe:
-    """Run one forward pass over the text, in eval mode."""
-    tokens = torch.tensor([list(token_ids)], device=device_of(model))
-    with acting(model):
-        logits = base_of(model)(input_ids=tokens, use_cache=False).logits[0].float()
-    logprobs = logits[:-1].log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
-    following = (logits[-1] / temperature).log_softmax(-1)
-    return Probe(tuple(token_ids), logprobs.cpu().numpy(), following.cpu().numpy(), temperature)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +126,13 @@ class AdapterPublisher:
         return adapter
 
     def probe(self, model: PeftModel) -> Probe:
-        """Compute the log-probs of the fixed text in one short forward pass."""
-        return probe(model, self.text)
+        """Compute the log-probs of the fixed text in one short forward pass, in eval mode."""
+        tokens = torch.tensor([self.text], device=device_of(model))
+        with acting(model):
+            logits = base_of(model)(input_ids=tokens, use_cache=False).logits[0].float()
+        logprobs = logits[:-1].log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
+        following = (logits[-1] / PROBE_TEMPERATURE).log_softmax(-1)
+        return Probe(self.text, logprobs.cpu().numpy(), following.cpu().numpy())
 
     def offer(
         self,
@@ -306,7 +300,7 @@ class AdapterPublisher:
             token_ids=adapter.probe.token_ids,
             max_tokens=PROBE_TOKENS,
             request_id=f"probe-{adapter.name}-{os.urandom(4).hex()}",
-            temperature=adapter.probe.temperature,
+            temperature=PROBE_TEMPERATURE,
             prompt_logprobs=True,
         )
         patience_s = max(self.pool.request_timeout_s, ADMIN_TIMEOUT_S)

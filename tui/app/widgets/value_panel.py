@@ -54,7 +54,7 @@ class ValuePanel(Pane):
             return wrapped(p, info.error, width, p.bad)
         if branch is None:
             return [Line(p, "loading the model and the data…", p.faint)]
-        source, spec = branch.at, branch.spec
+        source, spec = branch.spec.branch, branch.spec
         line = Line(p).add(f"step {source.step} of rollout {source.rollout}", p.strong)
         if source.token is not None:
             line.add(f" after token {source.token}", p.strong)
