@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from ...configs.errors import GrpoTuiError
 from ...configs.schema import RunConfig
 from ..agents.remote.agent import RemoteAgent, open_remote_agent
@@ -16,22 +13,19 @@ from ..agents.remote.pool import record_change
 from ..agents.sampling import AgentSettings
 from ..agents.transformers_agent import TransformersAgent
 from ..agents.vision_check import check_vision
-from ..policy.vision.processor import VisionProcessor
+from ..policy.models import load_policy, load_vision
 from ..record.step_recorder import StepRecorder
 from .env_trainer import GRPOEnvTrainer
 
 
-def make_agent(
-    config: RunConfig,
-    model: PeftModel | PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    vision: VisionProcessor | None,
-    run_dir: Path,
-) -> TransformersAgent | RemoteAgent:
-    """Make the agent that `rollouts.engine` names. vision: for a model that takes images.
+def load_agent(config: RunConfig, run_dir: Path, *, trainable: bool) -> TransformersAgent | RemoteAgent:
+    """Load the policy and make the agent that `rollouts.engine` names.
 
-    Raises MissingHTTPClient, and UnsupportedModelError for a vision-language model on servers, which get only text.
+    Raises ModelLoadError, MissingHTTPClient, and UnsupportedModelError for a vision-language model on servers, which
+    get only text.
     """
+    model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=trainable)
+    vision = load_vision(config.model, model, tokenizer)
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_turn_tokens", "max_trajectory_tokens")
     settings = {name: getattr(config.training, name) for name in names}
     if config.rollouts.engine != "transformers":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ import torch
 from ...configs.schema import RunConfig
 from ...configs.sections import RewardsConfig
 from ...configs.sections.rewards import COMPONENTS
+from ...envs.agent import AgentTurn
 from ...envs.base import Env, env_name
 from ...envs.content import text_of
 from ...envs.multi_turn import MultiTurnEnv
@@ -22,11 +24,10 @@ from ...envs.seeds import seed_of, task_id
 from ...envs.trajectory import StopReason, Trajectory
 from ...rewards.orchestrator import RewardOrchestrator
 from ..agents.chat import ChatBridge
-from ..agents.replay_session import RecordedTurn, ReplaySession
+from ..agents.session import TransformersSession
 from ..agents.transformers_agent import TransformersAgent
 from ..evaluation.branch import DIFFERS, PLACE, REPLAY, SIDE
 from ..evaluation.results import EvaluationError
-from ..policy.models import load_policy, load_vision
 from ..policy.prepared import acting
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
@@ -39,8 +40,63 @@ from ..runs.control.requests import ControlChannel
 from ..runs.read.reader import RunReader
 from ..runs.types import TokenArrays, TrajectoryRecord
 from ..runs.write.writer import RecordWriter
-from .acting import make_agent
+from .acting import load_agent
 from .evaluate import stop_asked
+
+
+@dataclass(frozen=True)
+class RecordedTurn:
+    """The agent's tokens of a turn to repeat, int [n]. The policy completes an unfinished one."""
+
+    tokens: np.ndarray
+    stop_reason: str = "stop"
+    unfinished: bool = False
+
+
+class ReplaySession(TransformersSession):
+    """Begins each row with the turns of `recorded`, of which only the last may be unfinished."""
+
+    def __init__(self, *arguments: Any, recorded: Sequence[RecordedTurn]) -> None:
+        super().__init__(*arguments)
+        self.recorded = recorded
+
+    def act(self, rows: Sequence[int]) -> list[AgentTurn]:
+        turns: dict[int, AgentTurn] = {}
+        started = list[int]()
+        for row in rows:
+            number = int(self.history.turns[row])
+            if number >= len(self.recorded) or row in self._refused or self._exhausted[row]:
+                continue
+            turn, start = self.recorded[number], int(self.history.length[row])
+            count = len(turn.tokens)
+            rows_of_turn, tokens = np.array([row]), np.asarray(turn.tokens)[None]
+            self.history.append_turn(rows_of_turn, tokens, np.zeros((1, count), np.float32), np.array([count]))
+            if turn.unfinished:
+                started.append(row)
+                self.history.turns[row] = number
+            else:
+                turns[row] = AgentTurn(self.chat.decode(turn.tokens.tolist()), (start, start + count), turn.stop_reason)
+        free = [row for row in rows if row not in turns and row not in started]
+        if free:
+            turns |= zip(free, super().act(free), strict=True)
+        if started:
+            turns |= zip(started, self._complete(started, self.recorded[-1].tokens), strict=True)
+        return [turns[row] for row in rows]
+
+    def _complete(self, rows: list[int], tokens: np.ndarray) -> list[AgentTurn]:
+        """Continue turns that begin with these tokens, within the limit of a turn."""
+        settings = self.settings
+        self.settings = replace(settings, max_turn_tokens=max(1, settings.max_turn_tokens - len(tokens)))
+        try:
+            rest = super().act(rows)
+        finally:
+            self.settings = settings
+        completed = []
+        for row, turn in zip(rows, rest, strict=True):
+            start, end = turn.token_span[0] - len(tokens), turn.token_span[1]
+            text = self.chat.decode(self.history.ids[row, start:end].tolist())
+            completed.append(replace(turn, text=text, token_span=(start, end)))
+        return completed
 
 
 def run_branch(
@@ -59,9 +115,9 @@ def run_branch(
     with RunReader(run_dir) as reader:
         rows = reader.rollouts.page(limit=max(1, reader.rollouts.total()))
     torch.manual_seed(config.seed)
-    model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=False)
-    agent = make_agent(config, model, tokenizer, load_vision(config.model, model, tokenizer), run_dir)
+    agent = load_agent(config, run_dir, trainable=False)
     assert isinstance(agent, TransformersAgent)
+    tokenizer = agent.tokenizer
     runner = RolloutRunner(agent, tokenizer, spec.samples, prepare=prepares(config.environment, writer))
     row = _task(record, load_rows(config.environment, record.split, config.seed, tokenizer, config.data), runner)
     recorder.vocabulary(tokenizer)
@@ -81,7 +137,7 @@ def run_branch(
         {(str(r.extra.get(SIDE)), int(r.extra.get(PLACE, 0))) for r in rows},
     )
     try:
-        with acting(model), agent.settings(temperature=spec.temperature):
+        with acting(agent.model), agent.settings(temperature=spec.temperature):
             for side, recorded in (("before", before), ("after", turns[: source.step])):
                 continuations.sample(side, recorded, seed_of(config.seed, "branch", source.rollout, source.step, side))
     except Stopped:

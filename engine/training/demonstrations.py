@@ -137,13 +137,14 @@ def read_conversations(
         lines = Path(path).expanduser().read_text(encoding="utf-8-sig").split("\n")  # splitlines splits at U+2028, too
     except (OSError, UnicodeDecodeError) as error:
         raise DemonstrationError(f"sft.data: {path} cannot be read: {error}") from error
+    agent = ScriptedAgent([], tokenizer, template_kwargs=template_kwargs, vision=vision, native_calls=True)
     found, reason = [], ""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
         try:
-            shown = _conversation(line, where, tokenizer, template_kwargs, vision)
+            shown = _conversation(line, where, agent)
         except VisionError as problem:
             logger.warning("%s is left out: %s", where, problem)
             reason = f"; line {number}: {problem}"
@@ -155,13 +156,7 @@ def read_conversations(
     return found
 
 
-def _conversation(
-    line: str,
-    where: str,
-    tokenizer: PreTrainedTokenizerBase,
-    template_kwargs: Mapping[str, object] | None,
-    vision: VisionProcessor | None,
-) -> Demonstration:
+def _conversation(line: str, where: str, agent: ScriptedAgent) -> Demonstration:
     """Read one line of a file. Raises DemonstrationError, or VisionError for an unreadable image."""
     try:
         row = json.loads(line)
@@ -172,7 +167,7 @@ def _conversation(
         right = 'each line must be {"messages": [{"role": "user", "content": "..."}, ...]}'
         raise DemonstrationError(f"{where}: {right}") from error
     contents = [_content(role, content, where) for role, content in zip(roles, raw, strict=True)]
-    if vision is None and pictures_of([{"content": content} for content in contents]):
+    if not agent.sees and pictures_of([{"content": content} for content in contents]):
         raise DemonstrationError(f"{where}: it shows an image, but model.base takes no images")
     if "assistant" not in roles or roles[0] == "assistant":
         raise DemonstrationError(f"{where}: a conversation must begin with a user's message and have an assistant's")
@@ -189,13 +184,7 @@ def _conversation(
     prompt = [
         Message(role=role, content=content) for role, content in zip(roles[:first], contents[:first], strict=True)
     ]
-    agent = ScriptedAgent(
-        [list(map(text_of, turns))],
-        tokenizer,
-        template_kwargs=template_kwargs,
-        vision=vision,
-        native_calls=tools is not None,
-    )
+    agent.script = [list(map(text_of, turns))]
     session = cast(ScriptedSession, agent.start([prompt], tools=tools))
     for answer in [*answers, None][: len(turns)]:
         turn = session.act([0])[0]

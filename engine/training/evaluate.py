@@ -22,7 +22,6 @@ from ...rewards.orchestrator import RewardOrchestrator
 from ..agents.chat_agent import ChatAgent
 from ..agents.endpoint import EndpointAgent
 from ..evaluation.results import TASK, finished_tasks, read_evaluation
-from ..policy.models import load_policy, load_vision
 from ..policy.prepared import acting
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
@@ -33,7 +32,7 @@ from ..rollouts.runner import DataError, RolloutRunner, prepares
 from ..rollouts.scoring import Scorer
 from ..runs.control.requests import ControlChannel
 from ..runs.write.writer import RecordWriter
-from .acting import make_agent
+from .acting import load_agent
 
 PORTION_ROLLOUTS = 64
 """The most rollouts in one portion, unless a single task has more."""
@@ -50,12 +49,8 @@ def run_eval(
     recorder = StepRecorder(writer, tokens=config.logging.record_tokens and not config.model.is_endpoint)
     recorder.event("phase", "loading the model and the data", name="loading", step=spec.step)
     torch.manual_seed(config.seed)
-    model = tokenizer = None
-    if config.model.is_endpoint:
-        agent = EndpointAgent(config)
-    else:
-        model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=False)
-        agent = make_agent(config, model, tokenizer, load_vision(config.model, model, tokenizer), run_dir)
+    agent = EndpointAgent(config) if config.model.is_endpoint else load_agent(config, run_dir, trainable=False)
+    tokenizer = None if isinstance(agent, EndpointAgent) else agent.chat.tokenizer
     rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
     runner = RolloutRunner(agent, tokenizer, spec.samples, prepare=prepares(config.environment, writer))
     prompts = config.data.source is not None and not holds_tasks(config.data.source)
@@ -75,8 +70,8 @@ def run_eval(
     done = len(finished) * spec.samples
     writer.status("running", step=spec.step, total_steps=spec.step)
     with contextlib.ExitStack() as stack:
-        if model is not None and not isinstance(agent, EndpointAgent):
-            stack.enter_context(acting(model))
+        if not isinstance(agent, EndpointAgent):
+            stack.enter_context(acting(agent.model))
             stack.enter_context(agent.settings(temperature=spec.temperature))
         for portion in portions([task for task in range(len(rows)) if task not in finished], spec.samples):
             if control is not None and stop_asked(control, "an evaluation"):

@@ -23,7 +23,7 @@ from ..agents.chat_agent import ChatAgent
 from ..policy.activations import bytes_of_token, room, spare_memory
 from ..policy.kl import BetaController, BetaSettings
 from ..policy.memory import micro_batch
-from ..policy.models import load_policy, load_vision, save_policy
+from ..policy.models import save_policy
 from ..policy.sources import foreign_template
 from ..policy.unwrap import base_of, device_of
 from ..record.reporters import reported
@@ -39,7 +39,7 @@ from ..rollouts.runner import RolloutRunner, Row, prepares
 from ..runs.control.requests import ControlChannel
 from ..runs.write.writer import RecordWriter
 from . import checkpoints
-from .acting import make_agent, served
+from .acting import load_agent, served
 from .callbacks import RunCallbacks, run_callbacks
 from .callbacks.beta import AutomaticBeta
 from .callbacks.findings import Findings
@@ -100,10 +100,10 @@ def build_trainer(
     world = int(os.environ.get("WORLD_SIZE", "1"))
     sharded = take_sharding() and world > 1
     torch.manual_seed(config.seed)
-    model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
-    agent = make_agent(config, model, tokenizer, load_vision(config.model, model, tokenizer), run_dir)
+    agent = load_agent(config, run_dir, trainable=True)
+    tokenizer = agent.chat.tokenizer
     rows, eval_rows = _tasks(config, agent, tokenizer)
-    args = _fitting_arguments(config, run_dir, world, len(rows), base_of(model))
+    args = _fitting_arguments(config, run_dir, world, len(rows), base_of(agent.model))
     judge = make_judge(config.environment, [*rows, *eval_rows], special_texts(tokenizer))
     orchestrator = RewardOrchestrator(config=config.rewards, seed=config.seed)
     buffer, replay = None, training.replay
@@ -114,7 +114,6 @@ def build_trainer(
         tokenizer,
         args=args,
         train_dataset=rows,
-        model=model,
         orchestrator=orchestrator,
         options=_rollout_options(config, tokenizer, args),
         replay=buffer,
