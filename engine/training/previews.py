@@ -16,18 +16,15 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
 from ...configs.schema import RunConfig
 from ...configs.sections.model import ModelConfig
-from ...envs.agent import CallReader
 
 if TYPE_CHECKING:
-    from ..agents.chat import ChatBridge
-    from ..rollouts.prompts import Prompt
+    from ..agents.scripted import ScriptedAgent
 
 ROWS_CHECKED = 64
 """Rows of a dataset whose columns are inspected."""
@@ -54,33 +51,23 @@ def check_code(config: RunConfig) -> None:
         make_judge(environment, load_rows(few, "train", config.seed, None, head))
 
 
-@dataclass(frozen=True)
-class Reader:
-    """A read-only policy as environments see it (`envs.agent`). known: environments that it was trained on."""
-
-    known: Sequence[str] = ()
-    call_reader: CallReader | None = None
-
-    def knows(self, environment: str) -> bool:
-        return environment in self.known
-
-
-def reader(config: ModelConfig) -> tuple[Reader, ChatBridge]:
-    """Return a reader of a model's prompts, without loading weights. Raises ModelLoadError, ChatTemplateError."""
+def reader(config: ModelConfig) -> ScriptedAgent:
+    """Return an agent that reads prompts as a model does, without loading weights. Raises ModelLoadError,
+    ChatTemplateError."""
     from transformers import AutoConfig
 
-    from ..agents.chat import ChatBridge
-    from ..agents.tool_calls import NativeCalls
+    from ..agents.scripted import ScriptedAgent
     from ..policy.sources import ModelLoadError, base_source, explain, load_tokenizer
 
-    chat = ChatBridge(load_tokenizer(config), template_kwargs=config.chat_template_kwargs)
     source, revision = base_source(config)
+    tokenizer, template = load_tokenizer(config), config.chat_template_kwargs
     try:
         found = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as problem:
         raise ModelLoadError(explain(config.base, problem)) from problem
     known = getattr(found, "known_environments", None) or ()
-    return Reader(known, NativeCalls.of(chat) if config.native_calls else None), chat
+    native = config.native_calls
+    return ScriptedAgent([], tokenizer, knows=known.__contains__, template_kwargs=template, native_calls=native)
 
 
 def first_prompt(config: RunConfig) -> str:
@@ -94,15 +81,15 @@ def first_prompt(config: RunConfig) -> str:
     from ..rollouts.prompts import prompt_of
 
     try:
-        policy, chat = reader(config.model)
+        policy = reader(config.model)
     except ModelLoadError:  # not on this machine
-        policy, chat = Reader(), None
-    tokenizer = None if chat is None else chat.tokenizer
+        policy = None
+    tokenizer = None if policy is None else policy.chat.tokenizer
     environment = config.environment.model_copy(update={"train_tasks": 1})
     row = load_rows(environment, "train", config.seed, tokenizer, config.data)[0]
     prompt = prompt_of(make_env(row.env_class_path, row.env_config, tokenizer), row.task_data, policy)
-    if chat is not None:
-        return chat.prompt_text(prompt.messages, prompt.tools)
+    if policy is not None:
+        return policy.chat.prompt_text(prompt.messages, prompt.tools)
     messages = "\n".join(f"[{m.get('role')}]\n{m.get('content', '')}" for m in prompt.messages)
     return f"({config.model.base} is not on this machine, so its chat template is not applied)\n{messages}"
 
@@ -116,8 +103,12 @@ def columns(config: RunConfig) -> str:
 
 
 def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
-    """Yield the lines about the dataset and its first rows. Raises DataError, ModelLoadError, ChatTemplateError."""
+    """Yield the lines about the dataset and its first rows. Raises DataError, and with `tokens` ModelLoadError,
+    ChatTemplateError, EnvLoadError."""
     from ...configs.sections.data import holds_tasks
+    from ...envs.loading import make_env
+    from ..rollouts.dataset import options_of
+    from ..rollouts.prompts import prompt_of
     from ..rollouts.sources import load_tasks
 
     tasks = load_tasks(config.data, "train", config.environment.eval_tasks)
@@ -131,42 +122,32 @@ def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
     yield f"columns for reward functions: {', '.join(names) or 'none'}"
     form = "texts" if tasks and tasks[0]["plain"] else "lists of messages"
     yield f"reward functions get completions as {form} (data.completions)"
-    chat, prompt_for = _prompts(config) if tokens else (None, None)
+    policy = reader(config.model) if tokens else None
+    chat = None if policy is None else policy.chat
+    env = chat and make_env(config.environment.class_path, options_of(config.environment), chat.tokenizer)
     for task in tasks[:rows]:
         yield ""
-        if chat is None or prompt_for is None:
+        if chat is None:
             yield f"row {task['row']}"
             yield from (f"  [{message['role']}] {message['content']}" for message in task["messages"])
         else:
-            prompt = prompt_for(task)
+            prompt = prompt_of(env, task, policy)
             yield f"row {task['row']}, {len(chat.prompt(prompt.messages, prompt.tools))} tokens"
             yield from (f"  {line}" for line in chat.prompt_text(prompt.messages, prompt.tools).splitlines())
         for name, value in task["columns"].items():
             if value is not None and str(value) not in str(task["messages"]):
                 text = " ".join(str(value).split())
                 yield f"  {name} = {text if len(text) <= 100 else f'{text[:97]}...'}"
-    if chat is not None and prompt_for is not None:
+    if chat is not None:
         yield ""
         eval_source = config.data.eval_source or config.data.eval_split  # its own rows, also numbered from 1
         named_tasks = [(str(task["row"]), task) for task in tasks]
         named_tasks += [
             (f"{task['row']} of {eval_source}" if eval_source else str(task["row"]), task) for task in held_out
         ]
-        prompts = [(row, prompt_for(task)) for row, task in named_tasks[:MOST_COUNTED]]
+        prompts = [(row, prompt_of(env, task, policy)) for row, task in named_tasks[:MOST_COUNTED]]
         counted = [(row, len(chat.prompt(prompt.messages, prompt.tools))) for row, prompt in prompts]
         yield from _lengths(counted, len(tasks) + len(held_out) > MOST_COUNTED, config)
-
-
-def _prompts(config: RunConfig) -> tuple[ChatBridge, Callable[[Mapping[str, object]], Prompt]]:
-    """Return the chat template, and a function that gives the policy's prompt of a task, with the tool descriptions of
-    its environment. Raises ModelLoadError, ChatTemplateError, EnvLoadError."""
-    from ...envs.loading import make_env
-    from ..rollouts.dataset import options_of
-    from ..rollouts.prompts import prompt_of
-
-    policy, chat = reader(config.model)
-    env = make_env(config.environment.class_path, options_of(config.environment), chat.tokenizer)
-    return chat, lambda task: prompt_of(env, task, policy)
 
 
 def _lengths(counted: Sequence[tuple[str, int]], some_only: bool, config: RunConfig) -> Iterator[str]:
