@@ -143,7 +143,7 @@ class CachedRows:
         tokens = np.take_along_axis(self._history.ids[order], position.clip(0), axis=1).astype(np.int64)
         longest, seen = int(lengths.max()), None
         if self._seen is not None:
-            tokens[position < 0] = self._seen.filler  # padding is never an image token
+            tokens[position < 0] = 1 if self._seen.model.image_id == 0 else 0  # padding is never an image token
         fed = torch.as_tensor(tokens, device=device)
         if self._seen is not None:
             seen = self._seen.new_tokens(order, cached, fed, position, longest)

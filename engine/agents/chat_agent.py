@@ -11,7 +11,7 @@ from typing import Any
 
 from ...envs.agent import AgentSession, Message, Seed
 from ...envs.content import text_of
-from ..runs.control.live import BatchTexts, LiveTexts
+from ..runs.control.live import LiveTexts
 from .chat import ChatBridge
 from .chat_session import SessionStart
 from .sampling import AgentSettings
@@ -72,16 +72,14 @@ class ChatAgent(ABC):
         A text-only policy reads a placeholder instead of a picture.
         """
         encoded = [self.chat.begun(messages, tools) for messages in prompts]
-        watched = None if self.watcher is None else self._watched(self.watcher, prompts, num_rollouts)
+        watched, settings = None, self.config
+        if self.watcher is not None:
+            texts = [text_of(messages[-1].get("content", "")) if messages else "" for messages in prompts]
+            longest = settings.max_trajectory_tokens if settings.max_new_tokens is None else settings.max_new_tokens
+            limit = min(settings.max_turn_tokens, longest)
+            watched = self.watcher.begin(texts, num_rollouts, limit * num_rollouts * len(prompts))
         chat = self._tool_chat if tools else self.chat
-        return self._open(SessionStart(chat, self.config, encoded, num_rollouts, seed, watched))
+        return self._open(SessionStart(chat, settings, encoded, num_rollouts, seed, watched))
 
     @abstractmethod
     def _open(self, start: SessionStart) -> AgentSession: ...
-
-    def _watched(self, watcher: LiveTexts, prompts: Sequence[Sequence[Message]], num_rollouts: int) -> BatchTexts:
-        settings = self.config
-        texts = [text_of(messages[-1].get("content", "")) if messages else "" for messages in prompts]
-        longest = settings.max_trajectory_tokens if settings.max_new_tokens is None else settings.max_new_tokens
-        limit = min(settings.max_turn_tokens, longest)
-        return watcher.begin(texts, num_rollouts, limit * num_rollouts * len(prompts))

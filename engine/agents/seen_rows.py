@@ -52,10 +52,6 @@ class SeenRows:
                 prompts[key] = self._positions_of(row)
             self._positions.append(prompts[key])
 
-    @property
-    def filler(self) -> int:
-        return 1 if self.model.image_id == 0 else 0
-
     def images_came(self, row: int) -> None:
         self._positions[row] = self._positions_of(row)
 

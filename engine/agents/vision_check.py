@@ -15,7 +15,6 @@ from ...envs.agent import Message
 from ...envs.content import ImageBlock, Picture, TextBlock
 from ..policy.precision import computed_in
 from ..policy.prepared import inference
-from ..policy.vision.inputs import VisionModel
 from ..policy.vision.processor import ModelImage, VisionError, stack_inputs
 from .session import TransformersSession
 from .transformers_agent import TransformersAgent
@@ -68,17 +67,12 @@ def plain_logprobs(agent: TransformersAgent, token_ids: np.ndarray, images: list
         name: (ids == vision_model.image_id).long() for name in ("token_type_ids", "mm_token_type_ids") if name in known
     }
     pixels = {name: values.to(device) for name, values in stack_inputs(images).items()}
-    _forget_positions(vision_model)
+    if hasattr(vision_model.tower.body, "rope_deltas"):  # some models keep the offset of the last conversation
+        vision_model.tower.body.rope_deltas = None
     with inference(model):
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **kinds, **pixels).logits
     logprobs = logits[0, :-1].cpu().double().log_softmax(-1).gather(-1, ids[0, 1:, None].cpu())[:, 0]
     return logprobs.numpy()
-
-
-def _forget_positions(vision_model: VisionModel) -> None:
-    """Reset the offset of the last conversation, which some models keep in the module."""
-    if hasattr(vision_model.tower.body, "rope_deltas"):
-        vision_model.tower.body.rope_deltas = None
 
 
 def _noise(seed: int) -> Picture:

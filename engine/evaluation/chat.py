@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ...configs.schema import CHAT_ENV, RunConfig
@@ -11,9 +10,6 @@ from ..launch.start import start_run
 from ..runs.types import RunInfo
 from .results import EvaluationError
 from .subjects import find_subject
-
-_TURN = 512
-"""Most tokens of an answer."""
 
 
 def chat_config(policy: str, runs_dir: Path) -> RunConfig:
@@ -38,7 +34,7 @@ def chat_config(policy: str, runs_dir: Path) -> RunConfig:
         "online": OnlineConfig(
             updates=False,
             serve="127.0.0.1:0",
-            max_turn_tokens=min(_TURN, length),
+            max_turn_tokens=min(512, length),
             max_trajectory_tokens=length,
         ),
     }
@@ -51,13 +47,6 @@ def start_chat(policy: str, runs_dir: Path) -> RunInfo:
     The server stops when this process ends, because this process holds the other end of the server's standard input.
     Raises the errors of `chat_config` and `start_run`.
     """
-    config = chat_config(policy, runs_dir)
-    read_end, write_end = os.pipe()
-    try:
-        run = start_run(config, runs_dir=runs_dir, stdin=read_end)
-    except BaseException:
-        os.close(write_end)
-        raise
-    finally:
-        os.close(read_end)
-    return run
+    from subprocess import PIPE
+
+    return start_run(chat_config(policy, runs_dir), runs_dir=runs_dir, stdin=PIPE)

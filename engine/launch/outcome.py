@@ -59,10 +59,6 @@ def one_sentence(problem: BaseException) -> str:
     return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
 
 
-RENAMED = r"`(is_)?gradient_checkpointing\w*` is deprecated"
-"""transformers renamed this to activation checkpointing. TRL and PEFT still read the old names."""
-
-
 SAFE_PATH = "for grpo-tui"
 
 
@@ -85,7 +81,8 @@ def set_up_logging() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.filterwarnings("ignore", RENAMED, FutureWarning)
+    # transformers renamed this to activation checkpointing. TRL and PEFT still read the old names.
+    warnings.filterwarnings("ignore", r"`(is_)?gradient_checkpointing\w*` is deprecated", FutureWarning)
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> Ru
     _mark(run_dir)
     with contextlib.suppress(OSError):  # a full disk: the signal below has the same effect
         control.request(run_dir, "stop")
-    _wait(run_dir, min(ASK_SECONDS, timeout))
+    wait_until_gone(run_dir, min(ASK_SECONDS, timeout))
     # On Windows, a process cannot handle SIGTERM, so it only gets the request.
     for name, pid in _pids(run_dir, own=True) if os.name == "posix" else ():
         try:
@@ -46,11 +46,11 @@ def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> Ru
             continue
         except PermissionError:
             raise LaunchError(f"the process {name!r} of run {run.id} (pid {pid}) belongs to another user") from None
-    _wait(run_dir, max(0.0, timeout - ASK_SECONDS))
+    wait_until_gone(run_dir, max(0.0, timeout - ASK_SECONDS))
     if force:
         for _, pid in _pids(run_dir):
             _kill(pid)
-        _wait(run_dir, 10.0)
+        wait_until_gone(run_dir, 10.0)
     return look(run_dir)
 
 
@@ -61,9 +61,11 @@ def living(run_dir: Path) -> list[str]:
 
 
 def wait_until_gone(run_dir: Path, seconds: float = 60.0) -> list[str]:
-    """Wait for the processes of an ended run to exit. Returns the names of those that are still alive."""
-    _wait(run_dir, seconds)
-    return living(run_dir)
+    """Wait for the processes of a run to exit. Returns the names of those that are still alive."""
+    deadline = time.monotonic() + seconds
+    while (names := living(run_dir)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return names
 
 
 def _outlives_run(run_dir: Path, name: str, state: Mapping[str, object]) -> bool:
@@ -92,12 +94,6 @@ def _pids(run_dir: Path, *, own: bool = False) -> list[tuple[str, int]]:
         alive = list(dict.fromkeys(int(pid) for pid, *start in known if pid and is_alive(pid, *start)))
         found.extend((name, pid) for pid in (alive[:1] if own else alive))
     return found
-
-
-def _wait(run_dir: Path, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while living(run_dir) and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def _mark(run_dir: Path) -> None:

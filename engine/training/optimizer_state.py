@@ -70,7 +70,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
             load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
     for key, tensor in load_file(folder / WHOLE).items() if (folder / WHOLE).is_file() else ():
         index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = _divided(tensor, weights[int(index)])
+        weight = weights[int(index)]
+        if isinstance(weight, DTensor) and tensor.shape == weight.shape:
+            tensor = distribute_tensor(tensor.to(weight.device), weight.device_mesh, weight.placements)
+        state.setdefault(int(index), {})[name] = tensor
     groups = [{k: tuple(v) if k == "betas" else v for k, v in g.items()} for g in facts["param_groups"]]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
@@ -87,12 +90,6 @@ def _empty(kind: object, weight: Tensor) -> Tensor:
     if isinstance(weight, DTensor) and kind.size == weight.shape:
         return torch.empty_like(weight, dtype=kind.properties.dtype)
     return torch.empty(kind.size, dtype=kind.properties.dtype)
-
-
-def _divided(tensor: Tensor, weight: Tensor) -> Tensor:
-    if isinstance(weight, DTensor) and tensor.shape == weight.shape:
-        return distribute_tensor(tensor.to(weight.device), weight.device_mesh, weight.placements)
-    return tensor
 
 
 @contextmanager
