@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -29,8 +30,9 @@ class TransformersAgent(ChatAgent):
 
     The model may be in training: sessions run in eval mode without gradients and restore the mode. The weights must not
     change while a session is open. template_kwargs: for the chat template (`enable_thinking=False` for Qwen3). vision:
-    the processor of a model that takes images; without it such a model reads only text. Raises `ChatTemplateError` for
-    an unsuitable tokenizer. `start` raises `UnsupportedModelError` for an unsuitable model.
+    the processor of a model that takes images; without it such a model reads only text. settings: fields of
+    `AgentSettings`. Raises `ChatTemplateError` for an unsuitable tokenizer. `start` raises `UnsupportedModelError` for
+    an unsuitable model.
     """
 
     def __init__(
@@ -38,26 +40,17 @@ class TransformersAgent(ChatAgent):
         model: torch.nn.Module,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        max_turn_tokens: int = 256,
-        max_trajectory_tokens: int = 4096,
         template_kwargs: Mapping[str, object] | None = None,
         vision: VisionProcessor | None = None,
         native_calls: bool = True,
+        **settings: Any,
     ):
         self.model = model
         self.tokenizer = tokenizer
         self.decoder = Decoder(model)
         self.sessions: Callable[..., TransformersSession] = TransformersSession
         chat = ChatBridge(tokenizer, stop_ids=stop_ids_of(model), template_kwargs=template_kwargs, vision=vision)
-        settings = AgentSettings(
-            temperature, top_p, top_k, min_p, repetition_penalty, max_turn_tokens, max_trajectory_tokens
-        )
-        super().__init__(chat, settings, native_calls=native_calls)
+        super().__init__(chat, AgentSettings(**settings), native_calls=native_calls)
 
     def _open(self, start: SessionStart) -> TransformersSession:
         return self.sessions(self.decoder, start, self._rows_of)

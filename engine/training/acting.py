@@ -10,7 +10,6 @@ from ...configs.errors import GrpoTuiError
 from ...configs.schema import RunConfig
 from ..agents.remote.agent import RemoteAgent, open_remote_agent
 from ..agents.remote.pool import record_change
-from ..agents.sampling import AgentSettings
 from ..agents.transformers_agent import TransformersAgent
 from ..agents.vision_check import check_vision
 from ..policy.models import load_policy, load_vision
@@ -29,7 +28,7 @@ def load_agent(config: RunConfig, run_dir: Path, *, trainable: bool) -> Transfor
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_turn_tokens", "max_trajectory_tokens")
     settings = {name: getattr(config.training, name) for name in names}
     if config.rollouts.engine != "transformers":
-        return open_remote_agent(config, model, tokenizer, AgentSettings(**settings), run_dir)
+        return open_remote_agent(config, model, tokenizer, settings, run_dir)
     template, native = config.model.chat_template_kwargs, config.model.native_calls
     agent = TransformersAgent(
         model, tokenizer, **settings, template_kwargs=template, vision=vision, native_calls=native

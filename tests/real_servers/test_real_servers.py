@@ -39,7 +39,8 @@ class World:
         self.model, self.tokenizer = load_policy(RunConfig().model, adapters="builtin:tiny-sft", trainable=True)
         self.local = TransformersAgent(self.model, self.tokenizer, **SETTINGS)
         self.told: list[str] = []
-        self.pool = ServerPool([s.url for s in servers], tell=lambda said, _: self.told.append(said))
+        self.pool = ServerPool([s.url for s in servers])
+        self.pool.tell = lambda said, _: self.told.append(said)
         text = self.local.chat.prompt(PROMPTS[0] * 3)[:60]
         self.publisher = AdapterPublisher("real", folder, str(folder), self.pool, text, 1e-3)
         self.agent = RemoteAgent(self.model, self.local.chat, self.local.config, self.pool, self.publisher)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from peft import PeftModel
@@ -171,7 +172,7 @@ def open_remote_agent(
     config: RunConfig,
     model: PeftModel | PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    settings: AgentSettings,
+    settings: Mapping[str, Any],
     run_dir: Path,
     *,
     name: str = "",
@@ -181,9 +182,9 @@ def open_remote_agent(
 ) -> RemoteAgent:
     """Create the agent, without a request to any server.
 
-    name: prefix of version names (default: the run's). counted: see `AdapterPublisher`. request_timeout_s, wait_s: see
-    `ServerPool`; None: as configured. Raises MissingHTTPClient, and UnsupportedModelError for a vision-language model,
-    since servers get only text.
+    settings: fields of `AgentSettings`. name: prefix of version names (default: the run's). counted: see
+    `AdapterPublisher`. request_timeout_s, wait_s: see `ServerPool`; None: as configured. Raises MissingHTTPClient, and
+    UnsupportedModelError for a vision-language model, since servers get only text.
     """
     rollouts = config.rollouts
     if VisionModel.of(base_of(model)) is not None:
@@ -209,4 +210,4 @@ def open_remote_agent(
         rollouts.probe_tolerance or usual,
         counted=counted,
     )
-    return RemoteAgent(model, chat, settings, pool, publisher, native_calls=config.model.native_calls)
+    return RemoteAgent(model, chat, AgentSettings(**settings), pool, publisher, native_calls=config.model.native_calls)

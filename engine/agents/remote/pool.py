@@ -49,11 +49,6 @@ OVERDUE = 4.0
 ATTEMPTS = 4
 """A request that failed on this many servers in a row is considered faulty itself."""
 
-Admit = Callable[[ServerClient], Awaitable[None]]
-"""Prepares and verifies a server. Raises ServerTrouble if it is not ready."""
-Tell = Callable[[str, bool], None]
-"""Receives a message about a server, and whether it is good news."""
-
 
 class NoServersLeft(GrpoTuiError, RuntimeError):
     """No server answered for `rollouts.server_wait_s` seconds."""
@@ -62,8 +57,7 @@ class NoServersLeft(GrpoTuiError, RuntimeError):
 class ServerPool:
     """Servers at `urls`.
 
-    request_timeout_s: longer turns are checked. wait_s: how long to wait while no server is in. tell: receives a
-    message when a server goes out or comes back, on the pool's thread.
+    request_timeout_s: longer turns are checked. wait_s: how long to wait while no server is in.
     """
 
     def __init__(
@@ -73,13 +67,14 @@ class ServerPool:
         key: str | None = None,
         request_timeout_s: float = 120.0,
         wait_s: float = 300.0,
-        tell: Tell | None = None,
     ) -> None:
         self.request_timeout_s = request_timeout_s
         self.wait_s = wait_s
-        self.tell: Tell = tell or _log
-        self.admit: Admit | None = None
-        """Prepares and verifies a server before it is in."""
+        self.tell: Callable[[str, bool], object] = _log
+        """Receives a message about a server that goes out or comes back, and whether it is good news, on the pool's
+        thread."""
+        self.admit: Callable[[ServerClient], Awaitable[None]] | None = None
+        """Prepares and verifies a server before it is in. Raises ServerTrouble if it is not ready."""
         self.spans = Spans()
         """When each server wrote turns, by its address."""
         self._http = open_http()

@@ -23,7 +23,6 @@ from ....configs.schema import RunConfig
 from ....rewards.orchestrator import RewardOrchestrator
 from ...agents.remote.agent import RemoteAgent, open_remote_agent
 from ...agents.remote.pool import record_change
-from ...agents.sampling import AgentSettings
 from ...agents.transformers_agent import TransformersAgent
 from ...record.step_recorder import record_vocabulary
 from ...record.wandb_sink import WandbSink
@@ -188,7 +187,7 @@ class _Parts:
             config,
             model,
             tokenizer,
-            AgentSettings(**serving_settings(config)),
+            serving_settings(config),
             self.writer.run_dir,
             name=self.store.name.replace("/", "-"),
             counted="v",

@@ -74,7 +74,8 @@ class World:
         self.policy = policy()
         self.told: list[str] = []
         given = {"request_timeout_s": 30.0, "wait_s": 3.0, **options}
-        self.pool = ServerPool([s.url for s in servers], tell=lambda said, _: self.told.append(said), **given)
+        self.pool = ServerPool([s.url for s in servers], **given)
+        self.pool.tell = lambda said, _: self.told.append(said)
         chat = ChatBridge(tokenizer(), stop_ids=stop_ids_of(self.policy))
         self.publisher = AdapterPublisher("my run", folder, str(folder), self.pool, TEXT, 1e-3)
         self.agent = RemoteAgent(self.policy, chat, AgentSettings(**SETTINGS), self.pool, self.publisher)
