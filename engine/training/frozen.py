@@ -11,7 +11,6 @@ import contextlib
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 from accelerate.utils import is_peft_model
@@ -45,16 +44,13 @@ def add_reference(trainer: ResumableTrainer, reference: nn.Module, synced: bool)
     trainer.ref_model = trainer.accelerator.prepare_model(reference, evaluation_mode=True)
     if synced:
         trainer.add_callback(SyncRefModelCallback(reference, trainer.accelerator))
-        trainer.state_parts.append(_saved(reference))
-
-
-def _saved(reference: nn.Module) -> StatePart:
-    file = "reference.safetensors"
-
-    def load(folder: Path) -> None:
-        load_model(reference, folder / file, device=str(next(reference.parameters()).device))
-
-    return StatePart(lambda folder: save_model(reference, str(folder / file)), load, everywhere=True)
+        file, device = "reference.safetensors", str(next(reference.parameters()).device)
+        part = StatePart(
+            lambda folder: save_model(reference, str(folder / file)),
+            lambda folder: load_model(reference, folder / file, device=device),
+            everywhere=True,
+        )
+        trainer.state_parts.append(part)
 
 
 class FrozenPass:

@@ -35,8 +35,8 @@ class StatePart:
     Only the main process saves. Only it loads, unless the part exists on every process (`everywhere`).
     """
 
-    save: Callable[[Path], None]
-    load: Callable[[Path], None]
+    save: Callable[[Path], object]
+    load: Callable[[Path], object]
     everywhere: bool = False
 
 

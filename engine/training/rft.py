@@ -57,9 +57,6 @@ from .teacher import open_teacher
 
 logger = logging.getLogger(__name__)
 
-WAIT_S = 86_400
-"""How long a process waits for the rollouts of the others. If one dies, the launcher ends them all."""
-
 
 def run_rft(
     config: RunConfig,
@@ -233,7 +230,8 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, num_rows: int, lim
     return trl_arguments(
         GRPOConfig,
         "training.trl",
-        {"ddp_timeout": WAIT_S, **training.trl},
+        # A process waits a day for the rollouts of the others. If one dies, the launcher ends them all.
+        {"ddp_timeout": 86_400, **training.trl},
         **common_arguments(config, run_dir),
         max_steps=steps_of(training, num_rows),
         per_device_train_batch_size=micro,

@@ -31,8 +31,6 @@ from .resumable import Resumable
 logger = logging.getLogger(__name__)
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
-ROOM_SECONDS = 10
-"""How long to wait before retrying to save a result that the disk refused."""
 
 
 class TrainingError(GrpoTuiError, ValueError):
@@ -143,7 +141,7 @@ def _link(link: Path, target: str) -> None:
 def when_there_is_room(
     save: Callable[[], object], recorder: StepRecorder, control: ControlChannel | None, where: str
 ) -> bool:
-    """Save the result, and retry while the disk refuses it. Returns False if asked to stop."""
+    """Save the result, and retry every 10 s while the disk refuses it. Returns False if asked to stop."""
     reported = False
     while True:
         try:
@@ -155,7 +153,7 @@ def when_there_is_room(
                 recorder.event("record", f"{where} cannot be written ({problem}); the run waits and retries")
                 recorder.writer.progress("waiting for disk space")
                 reported = True
-        for _ in range(ROOM_SECONDS):
+        for _ in range(10):
             time.sleep(1.0)
             if control is not None and any(request.command == "stop" for request in control.poll()):
                 recorder.event("record", f"stopped without writing {where}; the last checkpoint has the adapters")

@@ -35,8 +35,6 @@ from .protocol import GenerateRequest, ServerRefusal
 logger = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp-"
-CLOSE_S = 10.0
-"""Time for servers to unload the last versions when a run ends."""
 PROBE_TOKENS, PROBE_TEMPERATURE = 4, 1.5
 """Tokens drawn at a temperature other than 1, where a server's raw log-probs would differ."""
 
@@ -205,7 +203,7 @@ class AdapterPublisher:
     def close(self) -> None:
         async def unload() -> None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_S):
+                async with asyncio.timeout(10.0):  # the run ends
                     await self._unload(self._published)
 
         self.pool.run(unload())

@@ -14,9 +14,6 @@ from ..resumable import Resumable
 from .base import Logs, RunCallback
 from .progress import StepProgress
 
-PAUSE_SECONDS = 0.2
-"""How often a paused run looks for requests."""
-
 
 @dataclass(eq=False)
 class RunRequests(RunCallback):
@@ -67,7 +64,7 @@ class RunRequests(RunCallback):
                     self.trainer.tell_saved()
                 else:
                     self.saved(step)
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(0.2)
 
     def _poll(self, step: int) -> list[Command]:
         """Return the new commands, the same on every process."""
