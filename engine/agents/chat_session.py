@@ -51,6 +51,11 @@ class TokenHistory:
         self.written[rows] += counts
         self.turns[rows] += 1
 
+    def append_turn_of(self, row: int, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
+        """Append one row's next turn. Without log-probs, they are 0."""
+        known = np.zeros(len(tokens)) if logprobs is None else np.array(logprobs)
+        self.append_turn(np.array([row]), np.array([tokens]), known[None], np.array([len(tokens)]))
+
     def append_observation(self, row: int, tokens: Sequence[int]) -> None:
         """Append tokens of the environment, which belong to the turn that they answer."""
         start, end = int(self.length[row]), int(self.length[row]) + len(tokens)

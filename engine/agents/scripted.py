@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...envs.agent import AgentTurn
@@ -90,9 +89,7 @@ class ScriptedSession(ChatSession):
         end = agent.chat.end_of_turn
         tokens = agent.chat.encode(text) + ([end] if end is not None else [])
         kept = tokens[: self.settings.max_trajectory_tokens - start]
-        self.history.append_turn(
-            np.array([row]), np.array([kept]), np.zeros((1, len(kept)), np.float32), np.array([len(kept)])
-        )
+        self.history.append_turn_of(row, kept)
         span = (start, start + len(kept))
         if len(kept) < len(tokens):
             return AgentTurn(agent.chat.decode(kept), span, "token_limit")

@@ -68,14 +68,13 @@ class ReplaySession(TransformersSession):
             if number >= len(self.recorded) or row in self._refused or self._exhausted[row]:
                 continue
             turn, start = self.recorded[number], int(self.history.length[row])
-            count = len(turn.tokens)
-            rows_of_turn, tokens = np.array([row]), np.asarray(turn.tokens)[None]
-            self.history.append_turn(rows_of_turn, tokens, np.zeros((1, count), np.float32), np.array([count]))
+            self.history.append_turn_of(row, turn.tokens.tolist())
             if turn.unfinished:
                 started.append(row)
                 self.history.turns[row] = number
             else:
-                turns[row] = AgentTurn(self.chat.decode(turn.tokens.tolist()), (start, start + count), turn.stop_reason)
+                span = start, int(self.history.length[row])
+                turns[row] = AgentTurn(self.chat.decode(turn.tokens.tolist()), span, turn.stop_reason)
         free = [row for row in rows if row not in turns and row not in started]
         if free:
             turns |= zip(free, super().act(free), strict=True)

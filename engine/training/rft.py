@@ -40,7 +40,7 @@ from ..runs.control.requests import ControlChannel
 from ..runs.write.writer import RecordWriter
 from . import checkpoints
 from .acting import load_agent, served
-from .callbacks import RunCallbacks, run_callbacks
+from .callbacks import RunCallbacks
 from .callbacks.beta import AutomaticBeta
 from .callbacks.findings import Findings
 from .callbacks.recording import GRPORecording
@@ -181,7 +181,7 @@ def _add_callbacks(
     recording = GRPORecording(trainer, recorder, controller)
     recording.observers.append(findings)
     trainer.add_callback(findings)
-    callbacks = run_callbacks(
+    callbacks = RunCallbacks(
         recording,
         trainer.runner,
         eval_rows=eval_rows,

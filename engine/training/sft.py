@@ -30,7 +30,7 @@ from ..rollouts.dataset import load_rows
 from ..rollouts.runner import RolloutRunner, Row
 from ..runs.control.requests import ControlChannel
 from ..runs.write.writer import RecordWriter
-from .callbacks import run_callbacks
+from .callbacks import RunCallbacks
 from .callbacks.recording import SFTRecording
 from .checkpoints import Start
 from .demonstrations import Demonstration, always, play_demonstrations, read_conversations
@@ -104,7 +104,7 @@ def run_sft(
         processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)  # the recording writes its own lines
-    callbacks = run_callbacks(
+    callbacks = RunCallbacks(
         SFTRecording(trainer, recorder),
         RolloutRunner(agent=agent, tokenizer=tokenizer, num_rollouts=1),
         eval_rows=_held_out(config, tokenizer),

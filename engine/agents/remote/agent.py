@@ -91,12 +91,7 @@ class RemoteSession(ChatSession, AsyncAgentSession):
         answer = await self._pool.generate(request, self._homes[row])
         self._pool.spans.add(answer.server, started)
         count = len(answer.token_ids)
-        self.history.append_turn(
-            np.array([row]),
-            np.array([answer.token_ids], dtype=np.int32),
-            np.array([answer.logprobs], dtype=np.float32),
-            np.array([count]),
-        )
+        self.history.append_turn_of(row, answer.token_ids, answer.logprobs)
         reason = "stop" if answer.stopped else "token_limit" if count == remaining else "turn_limit"
         text = self.chat.decode(answer.token_ids)
         if self._watched is not None:

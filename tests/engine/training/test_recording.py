@@ -23,7 +23,7 @@ from grpo_tui.engine.record.step_recorder import StepRecorder
 from grpo_tui.engine.rollouts.rollout import Rollout
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write.writer import NullWriter, RunWriter
-from grpo_tui.engine.training.callbacks import run_callbacks
+from grpo_tui.engine.training.callbacks import RunCallbacks
 from grpo_tui.engine.training.callbacks.recording import GRPORecording
 from grpo_tui.engine.training.rft import build_trainer, run_rft
 from grpo_tui.envs.trajectory import Trajectory
@@ -70,7 +70,7 @@ def acting_trainer(folder: Any, **changes: Any) -> Any:
 def test_a_record_that_fails_is_told_once_and_training_goes_on(tmp_path, caplog):
     trainer = acting_trainer(tmp_path, max_steps=3)
     broken: Any = Broken()
-    run_callbacks(GRPORecording(trainer, StepRecorder(broken), None), trainer.runner)
+    RunCallbacks(GRPORecording(trainer, StepRecorder(broken), None), trainer.runner)
     with caplog.at_level(logging.ERROR):
         trainer.train()
     assert trainer.state.global_step == 3
