@@ -24,6 +24,7 @@ _WANTED = {
     "object": "an object of names and values",
     "box": "four numbers [x0, y0, x1, y1] with x0 < x1 and y0 < y1",
 }
+_CLASSES = {"any": object, "string": str, "boolean": bool, "array": list, "object": dict}
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,8 @@ def brief(value: object) -> str:
 
 
 def _has_type(kind: str, value: object) -> bool:
-    if kind == "any":
-        return True
-    if kind == "string":
-        return isinstance(value, str)
-    if kind == "boolean":
-        return isinstance(value, bool)
-    if kind in ("array", "object"):
-        return isinstance(value, list if kind == "array" else dict)
+    if kind in _CLASSES:
+        return isinstance(value, _CLASSES[kind])
     if kind == "box":
         return isinstance(value, list | tuple) and len(value) == 4 and all(_is_number(v) for v in value)
     return _is_number(value) and (kind == "number" or isinstance(value, int))

@@ -53,18 +53,13 @@ class ActionEncoder:
     def _encode(self, step: Step) -> np.ndarray:
         """Return the tool's vector plus half of each argument's vector, scaled, float32 [A]."""
         texts = [step.action or "?", *(f"{step.action} {name}={value!r}" for name, value in step.arguments.items())]
-        tool, *arguments = _signs(texts, self.dimension)
+        tool, *arguments = _signs(texts)
         return (tool + 0.5 * sum(arguments, np.zeros_like(tool))) / np.float32(np.sqrt(self.dimension))
 
 
-def _signs(texts: Sequence[str], dimension: int) -> np.ndarray:
-    """Return a fixed vector of +1 and -1 for each text, float32 [K, dimension]."""
-    blocks = -(-dimension // 512)
-    size = -(-dimension // (8 * blocks))
-    bits = b"".join(
-        blake2b(text.encode("utf-8", "replace"), digest_size=size, salt=block.to_bytes(8, "little")).digest()
-        for text in texts
-        for block in range(blocks)
-    )
-    flags = np.unpackbits(np.frombuffer(bits, dtype=np.uint8).reshape(len(texts), -1), axis=1)[:, :dimension]
+def _signs(texts: Sequence[str]) -> np.ndarray:
+    """Return a fixed vector of +1 and -1 for each text, float32 [K, A]."""
+    size = ActionEncoder.dimension // 8
+    bits = b"".join(blake2b(text.encode("utf-8", "replace"), digest_size=size).digest() for text in texts)
+    flags = np.unpackbits(np.frombuffer(bits, dtype=np.uint8).reshape(len(texts), size), axis=1)
     return flags.astype(np.float32) * 2 - 1

@@ -42,7 +42,7 @@ def returns_of(rollout: Rollout) -> Returns:
     """Return the rewards of a rollout in the form that advantage methods take."""
     return Returns(
         turns=rollout.turn_rewards.astype(np.float64).tolist(),
-        unshaped=unshaped(rollout).turn_rewards.astype(np.float64).tolist(),
+        unshaped=unshaped_rewards(rollout).astype(np.float64).tolist(),
         parts=None if rollout.breakdown is None else parts_of(rollout.breakdown, SHAPED),
         right=rollout.trajectory is not None and rollout.trajectory.correct is True,
         scored=rollout.scorable,
@@ -107,13 +107,12 @@ def by_turn(rewards: np.ndarray, turns: int) -> np.ndarray:
     return out
 
 
-def unshaped(rollout: Rollout) -> Rollout:
-    """Return the rollout without `SHAPED` components in its rewards, and without a breakdown."""
+def unshaped_rewards(rollout: Rollout) -> np.ndarray:
+    """Return the reward of each turn without `SHAPED` components, float32 [S]."""
     if rollout.breakdown is None:
-        return rollout
+        return rollout.turn_rewards
     steps = [
         sum(value.contribution or 0.0 for name, value in step.components.items() if name not in SHAPED)
         for step in rollout.breakdown.steps
     ]
-    rewards = by_turn(np.array(steps, np.float32), rollout.turns)
-    return replace(rollout, turn_rewards=rewards, breakdown=None)
+    return by_turn(np.array(steps, np.float32), rollout.turns)

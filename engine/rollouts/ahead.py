@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, TypeVar
 
 from .rollout import Rollout
@@ -36,9 +37,6 @@ class _StartedGroup:
     version: int
     made: Made
     ready: float = 0.0
-
-    def note(self, _: Made) -> None:
-        self.ready = time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -116,13 +114,13 @@ class RolloutsAhead(Generic[Plan, Version]):
         self._groups += groups
         left = [len(groups)]
 
-        def release(_: Made) -> None:
+        def release(group: _StartedGroup, _: Made) -> None:
+            group.ready = time.perf_counter()
             left[0] -= 1
             if left[0] == 0:
                 stack.close()
 
         for group in groups:
-            group.made.add_done_callback(group.note)
-            group.made.add_done_callback(release)
+            group.made.add_done_callback(partial(release, group))
         if not groups:
             stack.close()

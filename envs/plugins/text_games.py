@@ -80,7 +80,10 @@ class TextGameEnv(MultiTurnEnv["Game", Mapping[str, int | str]]):
         text, reward, done = state.act(action)
         state.total += reward
         correct = None if self.success_score is None else state.total >= self.success_score
-        board = state.board()
+        try:
+            board = str(state.board() or "")
+        except Exception:  # games may raise anything, and a failed view must not fail the rollout
+            board = ""
         display = (Display("ansi", board),) if board and board not in text else ()
         return StepResult(text, reward, done, str(action) if done else None, correct, display=display)
 
@@ -129,13 +132,10 @@ class TextArenaGame:
         before, self._read = self._read, str(text)
         return (self._read.removeprefix(before) or self._read).strip(), 0.0, False
 
-    def board(self) -> str:
-        """Return a view of the game for people, possibly coloured; empty for none."""
+    def board(self) -> object:
+        """Return a view of the game for people, possibly coloured. It may raise anything."""
         drawn = getattr(self._env, "get_board_str", None)
-        try:
-            return str(drawn() or "") if callable(drawn) else ""
-        except Exception:  # games may raise anything, and a failed view must not fail the rollout
-            return ""
+        return drawn() if callable(drawn) else None
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:
@@ -173,13 +173,8 @@ class GymnasiumGame:
         observation, reward, terminated, truncated, _ = self._env.step(full_action)
         return str(observation), float(reward), bool(terminated or truncated)
 
-    def board(self) -> str:
-        if getattr(self._env, "render_mode", None) != "ansi":
-            return ""
-        try:
-            return str(self._env.render() or "")
-        except Exception:  # environments may raise anything, and a failed view must not fail the rollout
-            return ""
+    def board(self) -> object:
+        return self._env.render() if getattr(self._env, "render_mode", None) == "ansi" else None
 
 
 def _close(env: Env) -> None:

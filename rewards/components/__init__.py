@@ -6,8 +6,6 @@ Both get their weight from the configuration: `rewards.extra_components: {name: 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ...configs.sections.rewards import ExtraComponentConfig, RewardsConfig
 from ...envs.user_code import UserCodeError, find_class
 from .base import Correctness, RewardComponent, RewardError, RewardInputs, Values
@@ -16,15 +14,6 @@ from .curiosity import CuriosityReward
 from .given import EnvironmentReward, OverlongReward, PenaltyReward, TaskReward
 
 __all__ = ["Correctness", "RewardComponent", "RewardError", "RewardInputs", "Values", "make_components"]
-
-BUILT_IN: dict[str, Callable[[RewardsConfig, int], RewardComponent]] = {
-    "task": lambda config, seed: TaskReward(config),
-    "environment": lambda config, seed: EnvironmentReward(config),
-    "curiosity": CuriosityReward,
-    "coherence": lambda config, seed: CoherenceReward(),
-    "penalty": lambda config, seed: PenaltyReward(config),
-}
-"""Components with their own configuration section, constructed from the configuration and a seed."""
 
 EXTRA: dict[str, type[RewardComponent]] = {"overlong": OverlongReward}
 """Optional components of the package, available by name in `rewards.extra_components`."""
@@ -35,7 +24,13 @@ def make_components(config: RewardsConfig, seed: int) -> dict[str, RewardCompone
 
     Raises RewardError if one of `extra_components` is unknown or unusable.
     """
-    built_in = {name: make(config, seed) for name, make in BUILT_IN.items()}
+    built_in: dict[str, RewardComponent] = {
+        "task": TaskReward(config),
+        "environment": EnvironmentReward(config),
+        "curiosity": CuriosityReward(config, seed),
+        "coherence": CoherenceReward(),
+        "penalty": PenaltyReward(config),
+    }
     return built_in | {name: _extra(name, extra) for name, extra in config.extra_components.items()}
 
 

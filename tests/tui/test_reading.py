@@ -380,7 +380,7 @@ def test_a_game_shows_its_board() -> None:
     game = GymnasiumGame.__new__(GymnasiumGame)
     game._env = gymnasium.make("FrozenLake-v1", render_mode="ansi", is_slippery=False)
     game._env.reset(seed=0)
-    assert "\x1b[41mS\x1b[0m" in game.board()
+    assert "\x1b[41mS\x1b[0m" in str(game.board())
 
 
 @pytest.mark.parametrize("kind", list(Alphabet))

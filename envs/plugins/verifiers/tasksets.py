@@ -64,7 +64,8 @@ class TasksetEnv(HarnessRollouts):
         if not self._tasks:
             raise ValueError(f"the taskset {id} has no tasks")
         super().__init__(tokenizer, max_turns=max_turns or MAX_TURNS, **config)
-        self.tools = self._first_tools()
+        (rollout, _), self.tools = self._start(0)
+        rollout.exchange.give_up()
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, int | str]]:
         """Return at most `n` tasks, shuffled by `seed`. A tenth is held out, selected by the hashes of the keys."""
@@ -93,11 +94,6 @@ class TasksetEnv(HarnessRollouts):
             raise ValueError(f"{self.id} ended the episode before it asked for a completion: {_problem(exchange)}")
         tools = (tool_of_schema(t["name"], t.get("description"), t.get("parameters")) for t in exchange.tools)
         return (rollout, messages), tuple(tools)
-
-    def _first_tools(self) -> tuple[ToolSpec, ...]:
-        (rollout, _), tools = self._start(0)
-        rollout.exchange.give_up()
-        return tools
 
     async def _played(self, task: Any, exchange: RolloutExchange) -> object:
         served = self._served
