@@ -14,9 +14,8 @@ from .batches import Batch, RolloutSummary
 SAME = 1e-9
 """Rewards that differ by less count as equal."""
 ALARM = -math.log(1e-4)
-FALSE_ALARMS = 5e-4
-"""Maximum false alarms per step, for normal noise up to a quarter of the level. `tests/rewards/test_sequential.py`
-measures the rate. It exceeds the 1e-4 of `ALARM` because the noise is estimated from few steps."""
+"""With normal noise up to a quarter of the level, at most 5e-4 of the steps raise a false alarm
+(`tests/rewards/test_sequential.py`): more than 1e-4, because the noise is estimated from few steps."""
 LEAST_NOISE = 0.01
 """Minimum standard deviation of the noise, as a share of the level."""
 LEVEL = 3
@@ -62,12 +61,6 @@ def flat_at(size: int, groups: Sequence[Sequence[RolloutSummary]]) -> float:
     correlation = min(max(1 - (1 - agree) / (2 * p * (1 - p)), 1e-3), 1 - 1e-3)
     both = 1 / correlation - 1
     return sum(math.prod((side * both + i) / (both + i) for i in range(size)) for side in (p, 1 - p))
-
-
-def is_flat(group: Sequence[RolloutSummary]) -> bool:
-    """Return whether the known rewards of a group are equal."""
-    totals = [total_of(r) for r in group]
-    return max(totals) - min(totals) <= SAME
 
 
 def spread_of(batches: Sequence[Batch]) -> float:

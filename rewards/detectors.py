@@ -23,10 +23,10 @@ from .batch_statistics import (
     flat_at,
     groups_of,
     halves,
-    is_flat,
     mean_total,
     spread_of,
     success_of,
+    total_of,
 )
 from .batches import Batch, Need, RolloutSummary
 
@@ -267,7 +267,7 @@ def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
 def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many groups whose rollouts all have the same reward: they carry no gradient."""
     groups = groups_of(r for b in batches for r in b.rollouts)
-    flat = [g for g in groups if is_flat(g)]
+    flat = [g for g in groups if max(map(total_of, g)) - min(map(total_of, g)) <= SAME]
     share = len(flat) / len(groups) if groups else 0.0
     measured = f"{len(flat):,} of {len(groups):,} groups have the same reward for all rollouts and teach nothing"
     if len(groups) >= MANY and fmean(map(len, groups)) < SMALL and share > FLATTER * (larger := flat_at(USUAL, groups)):

@@ -12,6 +12,7 @@ from hashlib import blake2b
 
 import numpy as np
 import torch
+from cachetools import LRUCache
 from torch import Tensor
 
 from ..envs.trajectory import Step
@@ -31,21 +32,16 @@ class ActionEncoder:
     """Encodes actions by feature hashing (Weinberger et al. 2009, arXiv 0902.2206). Vectors are the same in every
     process, equal for equal tool and arguments, and near for equal tools."""
 
-    KNOWN = 8192
-    """Maximum number of cached vectors. Beyond it the cache is cleared, since computing a vector is cheap."""
-
     dimension = 64
 
     def __init__(self) -> None:
-        self._known: dict[str, np.ndarray] = {}
+        self._known: LRUCache[str, np.ndarray] = LRUCache(8192)
 
     def __call__(self, steps: Sequence[Step], keys: Sequence[str]) -> Tensor:
         """Encode actions, float32 [N, A], one row each. `keys` are the canonical actions of `steps`."""
         rows = np.empty((len(steps), self.dimension), dtype=np.float32)
         for i, (step, key) in enumerate(zip(steps, keys, strict=True)):
             if key not in self._known:
-                if len(self._known) > self.KNOWN:
-                    self._known.clear()
                 self._known[key] = self._encode(step)
             rows[i] = self._known[key]
         return torch.from_numpy(rows)

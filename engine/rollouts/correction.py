@@ -74,8 +74,3 @@ def log_ratios(sampled: Sequence[Rollout], present: Sequence[Rollout]) -> list[n
         assert rollout.logprobs is not None and now.logprobs is not None
         parts.append((now.logprobs.astype(np.float64) - rollout.logprobs)[rollout.scored])
     return parts
-
-
-def mismatch(sampled: Sequence[Rollout], present: Sequence[Rollout]) -> np.ndarray:
-    """Return |log π − log μ| of all the agent's tokens, float64 [n], nats."""
-    return np.abs(np.concatenate([np.zeros(0), *log_ratios(sampled, present)]))

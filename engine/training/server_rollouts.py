@@ -17,7 +17,7 @@ from ...envs.spans import Spans
 from ..agents.remote.adapters import Adapter
 from ..agents.remote.agent import RemoteAgent
 from ..rollouts.ahead import Made, RolloutsAhead
-from ..rollouts.correction import Weighting, corrected, log_ratios, mismatch
+from ..rollouts.correction import Weighting, corrected, log_ratios
 from ..rollouts.rollout import Rollout
 from ..rollouts.runner import RolloutRunner, Row
 from ..rollouts.scoring import Metrics
@@ -108,8 +108,9 @@ class ServerRollouts:
         if any(turn.server in self._dismissed for r in sampled if r.trajectory for turn in r.trajectory.steps):
             self._times[metric.ROLLOUTS_DROPPED] += len(sampled)
             return None
-        fresh = [i for i, r in enumerate(sampled) if r.policy_version == step]
-        gaps = mismatch([sampled[i] for i in fresh], [present[i] for i in fresh])
+        ratios = log_ratios(sampled, present)
+        fresh = [found for r, found in zip(sampled, ratios, strict=True) if r.policy_version == step]
+        gaps = np.abs(np.concatenate([np.zeros(0), *fresh]))
         if len(gaps) and gaps.mean() > self.options.max_mismatch:
             raise MismatchError(
                 f"the log-probs of the servers differ from the trainer's by {gaps.mean():.2g} nats per token on "
@@ -117,7 +118,6 @@ class ServerRollouts:
                 "precision of model.compute, and run `grpo-tui doctor --server URL`"
             )
         self.agent.pool.measured(by_server(sampled, present, step))
-        ratios = log_ratios(sampled, present)
         every = np.abs(np.concatenate([np.zeros(0), *ratios]))
         metrics: Metrics = {
             metric.STALENESS: float(np.mean([step - r.policy_version for r in sampled])) if sampled else 0.0

@@ -29,7 +29,10 @@ class TrajectoryCoherenceAnalyzer:
         again = torch.tensor([flag for row in keys for flag in repeated(row)], dtype=torch.bool)
         similarity = torch.zeros(first.numel(), dtype=torch.float64)
         if first.numel():
-            similarity[1:] = cosine_to_previous(embeddings)
+            states = embeddings.float()
+            unit = states / torch.linalg.vector_norm(states, dim=-1).clamp(min=1e-12)[:, None]
+            products = torch.bmm(unit[1:, None, :], unit[:-1, :, None])[:, 0, 0]  # does not copy the rows
+            similarity[1:] = products.cpu().double().clamp(-1, 1)
         rewards = torch.where(again, REPETITION, similarity)
         return torch.where(first, 0.0, rewards), ~first
 
@@ -42,12 +45,3 @@ class CoherenceReward(RewardComponent):
 
     def compute(self, batch: RewardInputs) -> Values | None:
         return None if batch.states is None else self.module.compute(batch.states, batch.keys)
-
-
-def cosine_to_previous(states: Tensor) -> Tensor:
-    """Return cos(s_t, s_{t-1}) of rows [N, D], float64 [N - 1]; 0 next to a row of zeros. Does not copy the rows."""
-    states = states.float()
-    lengths = torch.linalg.vector_norm(states, dim=-1)
-    unit = states / lengths.clamp(min=1e-12)[:, None]
-    products = torch.bmm(unit[1:, None, :], unit[:-1, :, None])[:, 0, 0]
-    return products.cpu().double().clamp(-1, 1)

@@ -101,11 +101,10 @@ class CuriosityDrivenRewardModule:
         self.optimizer = torch.optim.Adam(self.model.adapters().values(), lr=learning_rate)
         self.cache: LRUCache[_Key, np.ndarray] = LRUCache(CACHE_SIZE)
         self._fresh: dict[_Key, np.ndarray] = {}
-        self.hits = 0
-        """Transitions of the last batch that were cached from an earlier one."""
-        self.repeats = 0
-        """Transitions that were equal to another one in the batch."""
-        self.lookups = 0
+        self.hit_rate = 0.0
+        """Share of the last batch's transitions that were cached from an earlier batch."""
+        self.repeat_rate = 0.0
+        """Share of the last batch's transitions that were equal to another one in the batch."""
         self.loss: float | None = None
         self._generator = torch.Generator().manual_seed(seed)
         self._pending: _Transitions | None = None
@@ -160,16 +159,6 @@ class CuriosityDrivenRewardModule:
         self.model.version += 1
         return self.loss
 
-    @property
-    def hit_rate(self) -> float:
-        """Share of the last batch's transitions that were cached from an earlier batch."""
-        return self.hits / self.lookups if self.lookups else 0.0
-
-    @property
-    def repeat_rate(self) -> float:
-        """Share of the last batch's transitions that were equal to another one in the batch."""
-        return self.repeats / self.lookups if self.lookups else 0.0
-
     def _predict(self, state: Tensor, action: Tensor, keys: Sequence[str]) -> Tensor:
         """Predict changes, [M, D]. Equal rows are computed once."""
         self._store()
@@ -182,8 +171,8 @@ class CuriosityDrivenRewardModule:
                 found[pair] = self.cache.get(pair)
                 if found[pair] is None:
                     missing[pair] = i
-        self.lookups, self.hits = len(pairs), sum(pair not in missing for pair in pairs)
-        self.repeats = len(pairs) - self.hits - len(missing)
+        hits = sum(pair not in missing for pair in pairs)
+        self.hit_rate, self.repeat_rate = hits / len(pairs), (len(pairs) - hits - len(missing)) / len(pairs)
         if missing:
             if len(missing) < len(pairs):
                 chosen = torch.tensor(list(missing.values()))

@@ -162,15 +162,15 @@ def test_the_key_is_the_whole_state_and_the_whole_action():
     module.compute(flat, base, [s.action_key for s in base], has_next)
     other_argument = [step(0, "LOOK", {"x": 2}), step(1, "ANSWER")]
     module.compute(flat, other_argument, [s.action_key for s in other_argument], has_next)
-    assert module.hits == 0
+    assert module.hit_rate == 0
     nudged = flat.clone()
     nudged[0, D - 1] += 1e-3  # the last number of the state
     module.compute(nudged, base, [s.action_key for s in base], has_next)
-    assert module.hits == 0
+    assert module.hit_rate == 0
     elsewhere = flat.clone()
     elsewhere[1] = 5.0  # another outcome of the same (state, action): the prediction is the same
     module.compute(elsewhere, base, [s.action_key for s in base], has_next)
-    assert module.hits == 1
+    assert module.hit_rate == 1
 
 
 def test_a_stale_prediction_is_never_served():
@@ -202,10 +202,10 @@ def test_the_cache_forgets_the_least_recently_used(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("grpo_tui.rewards.components.curiosity.CACHE_SIZE", 2)
     module = CuriosityDrivenRewardModule(D, **SMALL)
 
-    def look(name: str) -> int:
+    def look(name: str) -> float:
         flat, has_next = pairs(torch.ones(1, D), torch.zeros(1, D))
         module.compute(flat, *actions([name]), has_next)
-        return module.hits
+        return module.hit_rate
 
     assert [look("A"), look("B")] == [0, 0]
     assert look("A") == 1  # A is now used later than B
