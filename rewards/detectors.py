@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
@@ -94,7 +94,7 @@ class Detector:
 
     share: it measures a share of all given rollouts. `Diagnosis` passes it the later half of a full window, or all of a
     record that ends before the window is full. urgent: the share above which it reports after only `SOON` steps.
-    reports: the detector that its findings name, unless they name one themselves.
+    reports: the detector that its findings name, unless they name one themselves. steps: the least batches it needs.
     """
 
     look: Look
@@ -103,22 +103,21 @@ class Detector:
     share: bool = False
     urgent: float = math.inf
     reports: str = ""
+    steps: int = 1
 
     def __call__(self, batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-        found, most = self.look(batches, limits), limits.evidence
+        found, most = self.look(batches, limits) if len(batches) >= self.steps else [], limits.evidence
         return [replace(f, detector=f.detector or self.reports, trajectories=f.trajectories[:most]) for f in found]
 
 
 DETECTORS: dict[str, Detector] = {}
 
 
-def detector(
-    *needs: Need, reads: tuple[str, ...] = (), share: bool = False, urgent: float = math.inf, reports: str = ""
-) -> Callable[[Look], Look]:
-    """Register a function as the detector of its name. For the arguments, see `Detector`. reports: empty for itself."""
+def detector(*needs: Need, **settings: Any) -> Callable[[Look], Look]:
+    """Register a function as the detector of its name. settings: fields of `Detector`."""
 
     def register(look: Look) -> Look:
-        DETECTORS[look.__name__] = Detector(look, needs, reads, share, urgent, reports or look.__name__)
+        DETECTORS[look.__name__] = Detector(look, needs, **{"reports": look.__name__, **settings})
         return look
 
     return register
@@ -146,11 +145,11 @@ def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     return [Finding(message, share, limits.action_share, ids_of(evidence), action)]
 
 
-@detector(need.ENTROPY)
+@detector(need.ENTROPY, steps=3)
 def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a policy entropy at a fraction of its highest value, before the policy has solved its tasks."""
     series = [b.metrics[metric.ENTROPY] for b in batches]
-    if len(series) < 3 or max(series) <= SAME:
+    if max(series) <= SAME:
         return []
     since = fallen_since(series, limits.entropy_fall)
     if since is None:
@@ -165,13 +164,11 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     return [Finding(message, left, limits.entropy_fall, ids, began=began)]
 
 
-@detector(need.ENTROPY, reads=(metric.ENTROPY_WEIGHT,))
+@detector(need.ENTROPY, reads=(metric.ENTROPY_WEIGHT,), steps=3)
 def entropy_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a policy entropy that rises to a multiple of its lowest value while nothing improves. If an entropy bonus
     causes it, it began at the first step."""
     series = [max(b.metrics[metric.ENTROPY], LEAST_ENTROPY) for b in batches]
-    if len(series) < 3:
-        return []
     since = fallen_since([1 / x for x in series], 1 / RISE)
     if since is None or improvement(batches, limits):
         return []
@@ -243,11 +240,9 @@ def other_logprobs(batches: Sequence[Batch]) -> bool:
     return len(recent) == SOON and not stale and sampler_kl(recent) > OTHER_LOGPROBS
 
 
-@detector(need.LENGTHS)
+@detector(need.LENGTHS, steps=3)
 def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find trajectories that became much shorter, in agent tokens if known, else in turns."""
-    if len(batches) < 3:
-        return []
     by_tokens = all(r.tokens for b in batches for r in b.rollouts)
     series = [fmean(r.tokens if by_tokens else r.turns or 0 for r in b.rollouts) for b in batches]
     since = fallen_since(series, limits.length_fall) if max(series) else None

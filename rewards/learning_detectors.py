@@ -52,11 +52,9 @@ _TOKEN = re.compile(r"\\?\w+|[^\w\s]")
 Phrase = tuple[str, ...]
 
 
-@detector(need.REWARDS, need.TEXTS)
+@detector(need.REWARDS, need.TEXTS, steps=STEPS)
 def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find wrong answers whose reward rises while most of them come to contain the same text."""
-    if len(batches) < STEPS:
-        return []
     before, after = halves(batches)
     known = all(r.correct is not None for b in batches for r in b.rollouts)
     early, late, first, last = (_wrong(part) for part in (before, after, batches[:1], batches[-1:]))

@@ -47,11 +47,9 @@ DISTINCT = 0.5
 """Distinct tasks in a step, as a share of its groups."""
 
 
-@detector(need.TEXTS, need.TASKS)
+@detector(need.TEXTS, need.TASKS, steps=STEPS)
 def repeated_rollouts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find steps that reuse the rollouts of the previous step, although texts differ within a step."""
-    if len(batches) < STEPS:
-        return []
     counts = [Counter((r.task, r.text) for r in b.rollouts) for b in batches[-STEPS:]]
     share = min((now & before).total() / now.total() for before, now in pairwise(counts))
     if share <= ALL_ALIKE or counts[-1].total() < ENOUGH or len(counts[-1]) < counts[-1].total() / 2:
@@ -92,12 +90,10 @@ def single_prompt(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     return [Finding(message, moved, limits.kl_rise, ids_of(batches[-1].rollouts), began=batches[0].step)]
 
 
-@detector(need.TASKS, need.PROMPTS, reports="few_tasks")
+@detector(need.TASKS, need.PROMPTS, reports="few_tasks", steps=2 * STEPS)
 def ordered_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find steps whose prompts share a word that few other prompts have: each step has only one kind of task."""
     steps = [b.fact("words", _words) for b in batches]
-    if len(batches) < 2 * STEPS:
-        return []
     counts, every = Counter[str](), sum(tasks for tasks, _ in steps)
     for _, words in steps:
         counts.update(words)

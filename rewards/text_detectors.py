@@ -38,11 +38,9 @@ LEAST_KL = 0.05
 """Minimum KL in nats per token that a KL weight should allow."""
 
 
-@detector(need.REWARDS, need.LENGTHS)
+@detector(need.REWARDS, need.LENGTHS, steps=STEPS + 1)
 def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a reward that follows length within groups while texts become longer, or the reverse."""
-    if len(batches) < STEPS + 1:
-        return []
     first, last = (fmean(r.tokens for r in b.rollouts) for b in (batches[0], batches[-1]))
     side = 1 if last >= GROWTH * first else -1 if GROWTH * last <= first else 0
     correlation = side and _paid(batches, lambda r: side * r.tokens)
@@ -80,12 +78,10 @@ def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     return [Finding(message, series[-1], REPEATED, ids_of(worst), began=batches[0 if paid else lowest + 1].step)]
 
 
-@detector(need.TEXTS, need.TASKS)
+@detector(need.TEXTS, need.TASKS, steps=STEPS)
 def one_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find one answer that the reward accepts for tasks with different right answers, or that the policy always gives.
     If answers are unknown, find one text for different tasks."""
-    if len(batches) < STEPS:
-        return []
     every, latest = ([r for b in part for r in b.rollouts] for part in (batches, batches[-1:]))
     tasks = {r.task for r in latest}
     accepted = [r for r in every if r.correct and r.answer and r.expected is not None]
