@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from ..configs.errors import GrpoTuiError
 from .agent import AgentSession, AgentTurn, AsyncAgentSession, BranchingSession, Seed, ShownImage
@@ -22,50 +23,48 @@ class BranchError(GrpoTuiError, ValueError):
     """Rollouts cannot branch: the agent does not support it, or the environment is not deterministic."""
 
 
+@dataclass(eq=False)
 class TreeSession:
     """A session whose branching rows first repeat turns of their parents. rollouts: all rows, task by task."""
 
-    def __init__(
-        self, session: BranchingSession, rollouts: Sequence[LiveRollout], fresh: int, num_rollouts: int, seed: Seed
-    ) -> None:
-        self._session = session
-        self._rollouts = rollouts
-        self._fresh = fresh
-        self._size = num_rollouts
-        self._seed = seed
-        self._started: set[int] = set()
+    session: BranchingSession
+    rollouts: Sequence[LiveRollout]
+    fresh: int
+    num_rollouts: int
+    seed: Seed
+    started: set[int] = field(default_factory=set)
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:
         turns = {row: turn for row in rows if (turn := self._repeated(row)) is not None}
         free = [row for row in rows if row not in turns]
         if free:
-            turns |= zip(free, self._session.act(free), strict=True)
+            turns |= zip(free, self.session.act(free), strict=True)
         return [turns[row] for row in rows]
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
         if kept := self._new(rows):
-            self._session.observe([rows[i] for i in kept], [observations[i] for i in kept])
+            self.session.observe([rows[i] for i in kept], [observations[i] for i in kept])
 
     def observe_seen(
         self, rows: Sequence[int], observations: Sequence[str], pictures: Sequence[Sequence[Picture]]
     ) -> None:
         if kept := self._new(rows):
-            self._session.observe_seen(*([column[i] for i in kept] for column in (rows, observations, pictures)))  # type: ignore[attr-defined]
+            self.session.observe_seen(*([column[i] for i in kept] for column in (rows, observations, pictures)))  # type: ignore[attr-defined]
 
     def shown(self, row: int) -> Sequence[ShownImage]:
-        return self._session.shown(row)  # type: ignore[attr-defined]
+        return self.session.shown(row)  # type: ignore[attr-defined]
 
     def tokens(self, row: int) -> TokenArrays:
-        return self._session.tokens(row)
+        return self.session.tokens(row)
 
     def close(self) -> None:
-        self._session.close()
+        self.session.close()
 
     def _repeated(self, row: int) -> AgentTurn | None:
         """Return the parent's turn that a row repeats next, or None if the policy is to generate."""
-        rollout = self._rollouts[row]
-        if rollout.number >= self._fresh and row not in self._started:
-            self._started.add(row)
+        rollout = self.rollouts[row]
+        if rollout.number >= self.fresh and row not in self.started:
+            self.started.add(row)
             self._branch(row, rollout)
         if rollout.parent is None or len(rollout.steps) >= rollout.shared:
             return None
@@ -76,24 +75,24 @@ class TreeSession:
 
     def _branch(self, row: int, rollout: LiveRollout) -> None:
         """Choose parent and turn. If no rollout has a second turn, the row starts at the prompt."""
-        first, task = row - rollout.number, row // self._size
-        able = [r for r in self._rollouts[first : first + self._fresh] if r.error is None and len(r.steps) > 1]
+        first, task = row - rollout.number, row // self.num_rollouts
+        able = [r for r in self.rollouts[first : first + self.fresh] if r.error is None and len(r.steps) > 1]
         if not able:
             return
-        parts = (self._seed, task) if isinstance(self._seed, int) else (self._seed[task],) if self._seed else None
+        parts = (self.seed, task) if isinstance(self.seed, int) else (self.seed[task],) if self.seed else None
         drawn = random.Random(None if parts is None else seed_of(*parts, "branch", rollout.number))
-        rollout.parent = able[(rollout.number - self._fresh) % len(able)]
+        rollout.parent = able[(rollout.number - self.fresh) % len(able)]
         rollout.shared = drawn.randrange(1, len(rollout.parent.steps))
 
     def _new(self, rows: Sequence[int]) -> list[int]:
         """Return the indices of rows whose last turn was new. Copy the tokens to rows that have repeated all turns."""
         kept = []
         for index, row in enumerate(rows):
-            rollout = self._rollouts[row]
+            rollout = self.rollouts[row]
             if rollout.parent is None or len(rollout.steps) > rollout.shared:
                 kept.append(index)
             elif len(rollout.steps) == rollout.shared:
-                self._session.branch(row, row - rollout.number + rollout.parent.number, rollout.shared)
+                self.session.branch(row, row - rollout.number + rollout.parent.number, rollout.shared)
         return kept
 
 
@@ -102,7 +101,7 @@ class AsyncTreeSession(TreeSession):
 
     async def act_alone(self, row: int) -> AgentTurn:
         repeated = self._repeated(row)
-        return await self._session.act_alone(row) if repeated is None else repeated  # type: ignore[attr-defined]
+        return await self.session.act_alone(row) if repeated is None else repeated  # type: ignore[attr-defined]
 
 
 def tree_session(

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -49,26 +49,20 @@ class Taken:
     wait_s: float
 
 
+@dataclass
 class RolloutsAhead(Generic[Plan, Version]):
     """Starts groups of later steps and hands them out. make(plans, step, version): starts the groups of a step, returns
     a future for each. holding(version): entered when groups begin, left when all groups of that step are made."""
 
-    def __init__(
-        self,
-        make: Callable[[Sequence[Plan], int, Version], Sequence[Made]],
-        max_staleness: int,
-        steps_ahead: int,
-        holding: Callable[[Version], AbstractContextManager[None]] = lambda version: nullcontext(),
-    ) -> None:
-        self.max_staleness = max_staleness
-        self.steps_ahead = steps_ahead
-        self._make = make
-        self._holding = holding
-        self._plans: dict[int, Sequence[Plan]] = {}
-        self._sizes: dict[int, int] = {}
-        """Groups of each started step."""
-        self._groups: list[_StartedGroup] = []
-        """Groups that no step has taken, in the order in which they began."""
+    make: Callable[[Sequence[Plan], int, Version], Sequence[Made]]
+    max_staleness: int
+    steps_ahead: int
+    holding: Callable[[Version], AbstractContextManager[None]] = lambda version: nullcontext()
+    _plans: dict[int, Sequence[Plan]] = field(default_factory=dict)
+    _sizes: dict[int, int] = field(default_factory=dict)
+    """Groups of each started step."""
+    _groups: list[_StartedGroup] = field(default_factory=list)
+    """Groups that no step has taken, in the order in which they began."""
 
     def plan(self, step: int, plans: Sequence[Plan]) -> None:
         """Add the groups of a later step. They begin when their turn comes."""
@@ -108,8 +102,8 @@ class RolloutsAhead(Generic[Plan, Version]):
 
     def _begin(self, step: int, plans: Sequence[Plan], number: int, version: Version) -> None:
         stack = ExitStack()
-        stack.enter_context(self._holding(version))  # enter here: the next version may come before a thread runs
-        groups = [_StartedGroup((step, i), number, future) for i, future in enumerate(self._make(plans, step, version))]
+        stack.enter_context(self.holding(version))  # enter here: the next version may come before a thread runs
+        groups = [_StartedGroup((step, i), number, future) for i, future in enumerate(self.make(plans, step, version))]
         self._sizes[step] = len(groups)
         self._groups += groups
         left = [len(groups)]

@@ -40,8 +40,5 @@ class TrajectoryCoherenceAnalyzer:
 class CoherenceReward(RewardComponent):
     """See `TrajectoryCoherenceAnalyzer`."""
 
-    def __init__(self) -> None:
-        self.module = TrajectoryCoherenceAnalyzer()
-
     def compute(self, batch: RewardInputs) -> Values | None:
-        return None if batch.states is None else self.module.compute(batch.states, batch.keys)
+        return None if batch.states is None else TrajectoryCoherenceAnalyzer().compute(batch.states, batch.keys)
