@@ -90,7 +90,6 @@ class RewardOrchestrator:
         correctness: Sequence[Correctness] | Correctness,
         *,
         embeddings: Sequence[Tensor] | Tensor | None = None,
-        env_rewards: Sequence[Sequence[float]] | None = None,
         groups: Sequence[Hashable] | None = None,
         update: bool = True,
         step: int = 0,
@@ -98,8 +97,8 @@ class RewardOrchestrator:
         """Compute the dense reward of each step of each trajectory, with its whole breakdown.
 
         embeddings: [S_i, D] for each trajectory, one row per step, required if curiosity or coherence has weight.
-        env_rewards: the environment's own rewards per step (None: those in the steps). groups: the group of each
-        trajectory (None: `trajectory.group`). step: optimiser steps so far, for annealing the weights.
+        groups: the group of each trajectory (None: `trajectory.group`). step: optimiser steps so far, for annealing the
+        weights.
 
         Statistics and dynamics model do not change while the batch is scored. They learn from it afterwards: at once,
         or with `update=False` on the next call of `update` (in an evaluation, never). Raises RewardError if embeddings
@@ -110,7 +109,7 @@ class RewardOrchestrator:
             embeddings = [embeddings] if isinstance(embeddings, Tensor) else embeddings
         if not isinstance(correctness, Sequence):
             correctness = [correctness]
-        inputs = self._inputs(trajectories, correctness, embeddings, env_rewards, groups)
+        inputs = self._inputs(trajectories, correctness, embeddings, groups)
         values = {
             name: _fitting(name, component.compute(inputs), inputs) for name, component in self.components.items()
         }
@@ -179,18 +178,13 @@ class RewardOrchestrator:
         trajectories: Sequence[Trajectory],
         correctness: Sequence[Correctness],
         embeddings: Sequence[Tensor] | Tensor | None,
-        env_rewards: Sequence[Sequence[float]] | None,
         groups: Sequence[Hashable] | None,
     ) -> RewardInputs:
         if len(correctness) != len(trajectories):
             raise RewardError(f"{len(trajectories)} trajectories, but {len(correctness)} correctness values")
         if groups is not None and len(groups) != len(trajectories):
             raise RewardError(f"{len(trajectories)} trajectories, but {len(groups)} groups")
-        if env_rewards is None:
-            env_rewards = [[s.reward or 0.0 for s in t.steps] for t in trajectories]
         counts = [len(t.steps) for t in trajectories]
-        if [len(row) for row in env_rewards] != counts:
-            raise RewardError("env_rewards needs one number for each step of each trajectory")
         sizes = torch.tensor(counts, dtype=torch.int64)
         last = torch.zeros(sum(counts), dtype=torch.bool)
         last[sizes[sizes > 0].cumsum(0) - 1] = True
@@ -202,7 +196,6 @@ class RewardOrchestrator:
             correctness,
             steps=[step for t in trajectories for step in t.steps],
             keys=keys,
-            env_rewards=[r for row in env_rewards for r in row],
             last=last,
             rollout=torch.repeat_interleave(torch.arange(len(counts)), sizes),
             group=torch.tensor([numbers.setdefault(name, len(numbers)) for name in names], dtype=torch.int64),

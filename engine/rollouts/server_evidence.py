@@ -69,11 +69,8 @@ class ServerEvidence:
 
     max_mismatch: float
     rounding: float = math.inf
-    seed: int = 0
     _evidence: dict[tuple[str, str, int], _Evidence] = field(default_factory=lambda: defaultdict(_Evidence))
-
-    def __post_init__(self) -> None:
-        self._rng = np.random.default_rng(self.seed)
+    _rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def add(self, sampled: Sequence[Rollout], present: Sequence[Rollout], step: int) -> dict[str, str]:
         """Return the servers that are suspected after this step's rollouts (given as to `correction.corrected`), each

@@ -24,23 +24,26 @@ class RewardError(GrpoTuiError, ValueError):
 class RewardInputs:
     """A batch to score: all N steps of B trajectories, concatenated.
 
-    trajectories, correctness: B of each. steps, env_rewards (the environment's own reward of each step): N of each.
-    keys: the canonical action of each step, by trajectory. last: bool [N], True at the last step of each trajectory.
-    rollout: int64 [N], the trajectory of each step. group: int64 [B], the group of each trajectory, numbered in order.
-    states: float32 [N, D], the state embedding of each step (None: no component needs them). penalties: the penalties
-    of each step, by trajectory.
+    trajectories, correctness: B of each. steps: N. keys: the canonical action of each step, by trajectory. last: bool
+    [N], True at the last step of each trajectory. rollout: int64 [N], the trajectory of each step. group: int64 [B],
+    the group of each trajectory, numbered in order of first appearance. states: float32 [N, D], the state embedding of
+    each step (None: no component needs them). penalties: the penalties of each step, by trajectory.
     """
 
     trajectories: Sequence[Trajectory]
     correctness: Sequence[Correctness]
     steps: Sequence[Step]
     keys: Sequence[Sequence[str]]
-    env_rewards: Sequence[float]
     last: Tensor
     rollout: Tensor
     group: Tensor
     states: Tensor | None
     penalties: Sequence[Sequence[tuple[Penalty, ...]]]
+
+    @property
+    def env_rewards(self) -> list[float]:
+        """The environment's own reward of each step [N]."""
+        return [step.reward or 0.0 for step in self.steps]
 
 
 Values = tuple[Tensor, Tensor]

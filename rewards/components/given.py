@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -27,9 +26,8 @@ class TaskReward(RewardComponent):
             return None
         values = torch.zeros(len(batch.steps), dtype=torch.float64)
         outcomes: list[float] = []
-        own_rewards = iter(batch.env_rewards)
         for trajectory, correct in zip(batch.trajectories, batch.correctness, strict=True):
-            from_steps = sum(islice(own_rewards, len(trajectory.steps)))
+            from_steps = sum(step.reward or 0.0 for step in trajectory.steps)
             if trajectory.steps:
                 own = float(trajectory.env_reward or 0.0) - (from_steps if self.steps_count_elsewhere else 0.0)
                 outcomes.append(own if correct is None else float(correct))
@@ -57,7 +55,7 @@ class EnvironmentReward(RewardComponent):
             dtype=torch.bool,
         )
         defined = ~(batch.last & judged)
-        values = torch.tensor(list(batch.env_rewards), dtype=torch.float64)
+        values = torch.tensor(batch.env_rewards, dtype=torch.float64)
         self.seen = self.seen or bool(values[defined].any())
         return (values, defined) if self.counts and self.seen else None
 

@@ -214,8 +214,6 @@ def test_inputs_that_do_not_fit_are_refused():
     orchestrator.calculate_total_reward([good()], [True], embeddings=[torch.randn(3, 8)])
     with pytest.raises(RewardError, match="width 8, these have 9"):
         orchestrator.calculate_total_reward([good()], [True], embeddings=[torch.randn(3, 9)])
-    with pytest.raises(RewardError, match="env_rewards"):
-        RewardOrchestrator(0, 0, 1).calculate_total_reward([good()], [True], env_rewards=[[1.0]])
 
 
 def test_step_embeddings_are_means_over_the_agents_tokens_of_a_step():
