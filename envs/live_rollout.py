@@ -18,15 +18,6 @@ from .trajectory import PARENT, SHARED, Overlay, PromptMessage, Step, StepContex
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class CheckedStep:
-    """A checked step: its context, the call, and the result."""
-
-    call: ToolCall
-    context: StepContext
-    result: StepResult
-
-
 @dataclass
 class LiveRollout:
     """One rollout of a task, from its first message to its verdict."""
@@ -37,7 +28,9 @@ class LiveRollout:
     state: Any = None
     messages: list[Message] | None = None
     context: StepContext = field(default_factory=StepContext)
+    """The facts before the last step."""
     call: ToolCall | None = None
+    """The last call, as far as it could be parsed."""
     resources: dict[str, tuple[str, ...]] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     answer: str | None = None
@@ -78,15 +71,13 @@ class LiveRollout:
     def note(
         self,
         turn: AgentTurn,
-        outcome: Outcome[CheckedStep],
+        outcome: Outcome[StepResult],
         images: tuple[str, ...] = (),
         overlay: Overlay | None = None,
     ) -> None:
         """Record a turn. `images` and `overlay` are the saved pictures of the observation."""
         self.seconds += outcome.seconds
-        answer = outcome.value
-        # If the environment failed, record the call as far as it was parsed.
-        call = answer.call if answer else self.call or ToolCall(None, {}, turn.text, "", "could not be read")
+        call = self.call or ToolCall(None, {}, turn.text, "", "could not be read")
         step = Step(
             index=len(self.steps),
             text=turn.text,
@@ -99,13 +90,13 @@ class LiveRollout:
             action=call.name,
             arguments=call.arguments,
             parse_error=call.error,
-            context=answer.context if answer else self.context,
+            context=self.context,
         )
-        if answer is None:
+        result = outcome.value
+        if result is None:
             self.fail(outcome, f"step {step.index + 1}")
             self.steps.append(replace(step, error=outcome.error))
             return
-        result = answer.result
         for kind, ids in result.produced.items():
             self.resources[kind] = (*self.resources.get(kind, ()), *map(str, ids))
         self.answered_with = result.images

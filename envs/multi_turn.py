@@ -31,7 +31,7 @@ from .checked_values import checked_call, checked_context, checked_pictures, che
 from .checks import find_problem
 from .explain import with_system
 from .guard import Outcome, describe, guarded_map
-from .live_rollout import CheckedStep, LiveRollout, log_failures, prompts_of
+from .live_rollout import LiveRollout, log_failures, prompts_of
 from .seeds import task_id
 from .spans import TrialWatches
 from .trajectory import StepContext, Trajectory
@@ -186,7 +186,7 @@ class MultiTurnEnv(Env[State, Task]):
 
     # ------------------------------------------------------------------------------------------------ one turn
 
-    def _answer(self, rollout: LiveRollout, turn: AgentTurn) -> CheckedStep:
+    def _answer(self, rollout: LiveRollout, turn: AgentTurn) -> StepResult:
         """Parse and execute a turn. It runs under guard, so it may raise anything or hang."""
         rollout.call = None
         call = checked_call(self._read(turn.text))
@@ -196,11 +196,11 @@ class MultiTurnEnv(Env[State, Task]):
         if not self.answers_misuse:
             problem = find_problem(call, self.tools, context) if self.tools else call.error
         if problem is not None:
-            return CheckedStep(call, context, StepResult(f"error: {problem}", error=problem))
+            return StepResult(f"error: {problem}", error=problem)
         result = checked_result(self.step(rollout.state, call))
         if self.sees and result.images:  # load them here, where the author's code may raise or hang
             result = replace(result, images=tuple(map(loaded, result.images)))
-        return CheckedStep(call, context, result)
+        return result
 
     def _style(self, agent: object) -> PromptStyle:
         if self.prompt_style in ("terse", "full"):
@@ -217,14 +217,14 @@ class MultiTurnEnv(Env[State, Task]):
                 return call
         return self.parse(text)
 
-    def _note(self, step: int, rollout: LiveRollout, turn: AgentTurn, outcome: Outcome[CheckedStep]) -> None:
+    def _note(self, step: int, rollout: LiveRollout, turn: AgentTurn, outcome: Outcome[StepResult]) -> None:
         """Record a turn in training step `step`."""
         images: tuple[str, ...] = ()
         overlay = None
         if outcome.value is not None:
-            overlay = outcome.value.result.overlay
+            overlay = outcome.value.overlay
             if rollout.keep_images:
-                images, overlay = self._kept.of_answer(outcome.value.result, rollout.images)
+                images, overlay = self._kept.of_answer(outcome.value, rollout.images)
         rollout.note(turn, outcome, images, overlay)
         check_repeated(rollout)
         self._report(rollout, step)

@@ -12,8 +12,9 @@ from typing import Any, cast
 import numpy as np
 
 from .agent import AgentSession, AgentTurn, AsyncAgentSession, Message, SeeingSession, ShownImage
+from .base import StepResult
 from .guard import AsyncGuard, Outcome, guarded_map
-from .live_rollout import CheckedStep, LiveRollout
+from .live_rollout import LiveRollout
 from .spans import TrialWatches
 from .trajectory import StopReason, TokenArrays, Trajectory
 
@@ -39,8 +40,8 @@ class Trial:
     prompts: Sequence[Sequence[Message]]
     num_rollouts: int
     session: AgentSession
-    answer: Callable[[LiveRollout, AgentTurn], CheckedStep]
-    note: Callable[[LiveRollout, AgentTurn, Outcome[CheckedStep]], None]
+    answer: Callable[[LiveRollout, AgentTurn], StepResult]
+    note: Callable[[LiveRollout, AgentTurn, Outcome[StepResult]], None]
     watches: TrialWatches
     sees: bool
     step: int
