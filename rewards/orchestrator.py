@@ -70,14 +70,11 @@ class RewardOrchestrator:
             self.config.normalization, {name: self.config.normalization_of(name) for name in self.weights}
         )
         self.components = make_components(self.config, seed)
+        self._curiosity = cast("CuriosityReward", self.components["curiosity"])
         self.rules = make_rules(self.config)
         self._pending: dict[str, Moments] = {}
         if embedding_dim is not None and self._curiosity.counts:
             self._curiosity.make(embedding_dim)
-
-    @property
-    def _curiosity(self) -> CuriosityReward:
-        return cast("CuriosityReward", self.components["curiosity"])
 
     @property
     def curiosity_module(self) -> CuriosityDrivenRewardModule | None:

@@ -38,7 +38,6 @@ class DynamicsModel(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding_dim = embedding_dim
-        self.action_dim = action_dim
         self.version = 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -108,18 +108,13 @@ def scored_components(steps: Sequence[Step]) -> dict[str, tuple[Values, float]]:
 
     The scores come from reward functions and from environments' rubrics. Omits names without any score in the batch.
     """
-    found: dict[str, tuple[list[int], list[float], float]] = {}
+    found: dict[str, tuple[Values, float]] = {}
     for n, step in enumerate(steps):
         for score in step.scores:
-            places, values, _ = found.setdefault(score.name, ([], [], score.weight))
+            if score.name not in found:
+                nothing = torch.zeros(len(steps), dtype=torch.float64), torch.zeros(len(steps), dtype=torch.bool)
+                found[score.name] = (nothing, score.weight)
             if score.value is not None:
-                places.append(n)
-                values.append(score.value)
-    components: dict[str, tuple[Values, float]] = {}
-    for name, (places, values, weight) in found.items():
-        if places:
-            raw, defined = torch.zeros(len(steps), dtype=torch.float64), torch.zeros(len(steps), dtype=torch.bool)
-            raw[places] = torch.tensor(values, dtype=torch.float64)
-            defined[places] = True
-            components[name] = ((raw, defined), weight)
-    return components
+                (values, defined), _ = found[score.name]
+                values[n], defined[n] = score.value, True
+    return {name: component for name, component in found.items() if component[0][1].any()}
