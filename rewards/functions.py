@@ -223,24 +223,18 @@ class RewardFunctions:
     def score(self, completions: Completions) -> Scores:
         """Call every function once. If one fails and `on_error` is `stop`, raises RewardFunctionError."""
         logged = Logged()
-        returned: dict[str, object] = {}
-        waiting: dict[str, Coroutine[object, object, object]] = {}
+        results: list[object] = []
         for function in self.functions if len(completions) else ():
             try:
-                result = function.call(**function.arguments(completions, logged))
+                results.append(function.call(**function.arguments(completions, logged)))
             except (Exception, SystemExit) as problem:  # the user's code
-                result = self._failed(function, completions, problem)
-            if inspect.isawaitable(result):
-                waiting[function.path] = guard.awaited(result)
-            else:
-                returned[function.path] = result
-        if waiting:
-            for path, result in zip(waiting, _together(waiting.values()), strict=True):
-                if isinstance(result, Exception):
-                    function = next(f for f in self.functions if f.path == path)
-                    result = self._failed(function, completions, result)
-                returned[path] = result
-        columns = [self._checked(f, returned.get(f.path, []), completions) for f in self.functions]
+                results.append(self._failed(function, completions, problem))
+        waiting = {i: guard.awaited(result) for i, result in enumerate(results) if inspect.isawaitable(result)}
+        for i, result in zip(waiting, _together(waiting.values()) if waiting else (), strict=True):
+            if isinstance(result, Exception):
+                result = self._failed(self.functions[i], completions, result)
+            results[i] = result
+        columns = [self._checked(f, r, completions) for f, r in zip(self.functions, results, strict=False)]
         by_row = [tuple(column[i] for column in columns) for i in range(len(completions))]
         extra = {name: values for name, values in logged.extra.items() if len(values) == len(completions)}
         return Scores(by_row, extra, {name: fmean(values) for name, values in logged.numbers.items()})
