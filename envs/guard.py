@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -103,19 +103,6 @@ class _Batch(Generic[T, R]):
             if now - started > self.timeout_s:
                 text = f"took longer than {self.timeout_s:g} s and was abandoned"
                 self._settle(index, Outcome(error=text, timed_out=True, seconds=now - started))
-
-
-class AsyncGuard:
-    """`guarded_map` for single calls, at most `workers` at once. timeout_s excludes the wait for a worker."""
-
-    def __init__(self, *, timeout_s: float, workers: int) -> None:
-        self.timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(max(1, workers), "environment")
-
-    async def __call__(self, function: Callable[[T], R], item: T) -> Outcome[R]:
-        call = functools.partial(guarded_map, function, [item], timeout_s=self.timeout_s, workers=1)
-        (outcome,) = await asyncio.get_running_loop().run_in_executor(self._threads, call)
-        return outcome
 
 
 def _outcome(function: Callable[[T], R], item: T) -> Outcome[R]:

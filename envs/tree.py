@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..configs.errors import GrpoTuiError
 from .agent import AgentSession, AgentTurn, AsyncAgentSession, BranchingSession, Seed, ShownImage
@@ -32,7 +32,6 @@ class TreeSession:
     fresh: int
     num_rollouts: int
     seed: Seed
-    started: set[int] = field(default_factory=set)
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:
         turns = {row: turn for row in rows if (turn := self._repeated(row)) is not None}
@@ -63,8 +62,7 @@ class TreeSession:
     def _repeated(self, row: int) -> AgentTurn | None:
         """Return the parent's turn that a row repeats next, or None if the policy is to generate."""
         rollout = self.rollouts[row]
-        if rollout.number >= self.fresh and row not in self.started:
-            self.started.add(row)
+        if rollout.number >= self.fresh and not rollout.steps:
             self._branch(row, rollout)
         if rollout.parent is None or len(rollout.steps) >= rollout.shared:
             return None

@@ -6,14 +6,16 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
 from .agent import AgentSession, AgentTurn, AsyncAgentSession, Message, SeeingSession, ShownImage
 from .base import StepResult
-from .guard import AsyncGuard, Outcome, guarded_map
+from .guard import Outcome, guarded_map
 from .live_rollout import LiveRollout
 from .spans import TrialWatches
 from .trajectory import StopReason, TokenArrays, Trajectory
@@ -120,7 +122,7 @@ class Trial:
     async def _advance_independently(self, session: AsyncAgentSession) -> None:
         """Advance each rollout independently of the others. The time during which any of them waits for a turn counts
         as generating."""
-        guard = AsyncGuard(timeout_s=self.timeout_s, workers=self.workers)
+        threads = ThreadPoolExecutor(self.workers, "environment")
 
         async def play(row: int) -> None:
             rollout = self.rollouts[row]
@@ -133,7 +135,10 @@ class Trial:
                 with self.watches.generating:
                     turn = await session.act_alone(row)
                 if self._has_acted(rollout, turn):
-                    self.note(rollout, turn, await guard(lambda said: self.answer(rollout, said), turn))
+                    answer = partial(self.answer, rollout)
+                    call = partial(guarded_map, answer, [turn], timeout_s=self.timeout_s, workers=1)
+                    (outcome,) = await asyncio.get_running_loop().run_in_executor(threads, call)
+                    self.note(rollout, turn, outcome)
             self._tell()
             if self.hand_over is not None and (task := self.close_task(row)) is not None:
                 await asyncio.to_thread(self.hand_over, task)
