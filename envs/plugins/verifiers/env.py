@@ -21,7 +21,7 @@ from ...tools import tool_of_schema
 from ...trajectory import Call
 from ...user_code import one_line
 from .exchange import Completion, RolloutExchange, client
-from .library import TOTAL, RubricParts, limitations, load, plain_messages
+from .library import TOTAL, limitations, load, plain_messages, rubric_scores, rubric_weights
 
 logger = logging.getLogger(__name__)
 
@@ -112,9 +112,9 @@ class VerifiersEnv(HarnessRollouts):
         self.tools = tuple(tool_of_schema(t.name, t.description, t.parameters) for t in self.env.tool_defs or ())
         threshold = getattr(self.env, "pass_threshold", None)
         self.success_score = success_score if success_score is not None else 1.0 if threshold is None else threshold
-        self.rubric = RubricParts.of(self.env.rubric)
+        self.weights = rubric_weights(self.env.rubric)
         self._rows: dict[str, Any] = {}
-        for limitation in limitations(self.env, self.rubric):
+        for limitation in limitations(self.env, self.weights):
             logger.warning("%s: %s", id, limitation)
 
     # ------------------------------------------------------------------------------------------------ tasks
@@ -174,7 +174,7 @@ class VerifiersEnv(HarnessRollouts):
         if state.get("error") is not None:
             return Verdict(error=f"{self.id} ended with {one_line(state['error'])}")
         metrics, reward = dict(state.get("metrics") or {}), float(state.get("reward") or 0.0)
-        scores, columns = self.rubric.scores(metrics, reward)
+        scores, columns = rubric_scores(self.weights, metrics, reward)
         ended = {"stop_condition": str(state["stop_condition"])} if state.get("stop_condition") else {}
         return Verdict(scores, reward >= self.success_score, scores[0].name if scores else TOTAL, {**columns, **ended})
 

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -63,42 +62,31 @@ TOTAL = "rubric"
 """The single component of a rubric whose total is not the weighted sum of its functions."""
 
 
-@dataclass(frozen=True)
-class RubricParts:
-    """The functions of a rubric as components with weights.
+def rubric_weights(rubric: Any) -> dict[str, float] | None:
+    """Return the weight of each function of a rubric. None if its total is not the weighted sum of functions with
+    distinct names, so that it is a single component."""
+    vf = library()
+    weights: dict[str, float] = {}
+    for part in getattr(rubric, "rubrics", None) or [rubric]:
+        names = [getattr(f, "__name__", repr(f)) for f in part.funcs]
+        if type(part).__name__.endswith("MonitorRubric"):
+            continue
+        customized = type(part).score_group is not vf.Rubric.score_group or hasattr(part, "env_map")
+        if customized or len(names) != len(part.weights) or len(set(names)) < len(names) or set(names) & set(weights):
+            return None
+        weights |= dict(zip(names, map(float, part.weights), strict=True))
+    return weights
 
-    weights: None if the total is not the weighted sum of functions with distinct names. It is then a single component.
-    """
 
-    weights: Mapping[str, float] | None
-
-    @classmethod
-    def of(cls, rubric: Any) -> RubricParts:
-        vf = library()
-        weights: dict[str, float] = {}
-        for part in getattr(rubric, "rubrics", None) or [rubric]:
-            names = [getattr(f, "__name__", repr(f)) for f in part.funcs]
-            if type(part).__name__.endswith("MonitorRubric"):
-                continue
-            customized = type(part).score_group is not vf.Rubric.score_group or hasattr(part, "env_map")
-            if (
-                customized
-                or len(names) != len(part.weights)
-                or len(set(names)) < len(names)
-                or set(names) & set(weights)
-            ):
-                return cls(None)
-            weights |= dict(zip(names, map(float, part.weights), strict=True))
-        return cls(weights)
-
-    def scores(
-        self, metrics: Mapping[str, object], reward: float
-    ) -> tuple[tuple[ComponentScore, ...], dict[str, float]]:
-        numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
-        if self.weights is None:
-            return (ComponentScore(TOTAL, reward),), numbers
-        scores = tuple(ComponentScore(component(n), numbers.get(n), w) for n, w in self.weights.items())
-        return scores, {n: v for n, v in numbers.items() if n not in self.weights}
+def rubric_scores(
+    weights: Mapping[str, float] | None, metrics: Mapping[str, object], reward: float
+) -> tuple[tuple[ComponentScore, ...], dict[str, float]]:
+    """Return the scores of a rubric's functions, and the other numbers that it measured."""
+    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
+    if weights is None:
+        return (ComponentScore(TOTAL, reward),), numbers
+    scores = tuple(ComponentScore(component(n), numbers.get(n), w) for n, w in weights.items())
+    return scores, {n: v for n, v in numbers.items() if n not in weights}
 
 
 def component(name: str) -> str:
@@ -145,10 +133,10 @@ def own_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def limitations(env: Any, rubric: RubricParts) -> Iterator[str]:
+def limitations(env: Any, weights: Mapping[str, float] | None) -> Iterator[str]:
     """Yield a sentence for each part of an environment that is only partly supported."""
     vf = library()
-    if rubric.weights is None:
+    if weights is None:
         yield f"its rubric's total is not a sum of named functions, so it becomes one component, {TOTAL}"
     if getattr(env.rubric, "has_advantages", False):
         yield "its rubric sets advantages, which are ignored: training computes its own (training.advantages)"
