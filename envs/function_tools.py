@@ -153,8 +153,8 @@ def load_tool(path: str) -> FunctionTool:
     try:
         declared = get_json_schema(function)["function"]
     except Exception as problem:  # DocstringParsingException, TypeHintParsingException, and what a hint may raise
-        reason = one_line(problem).partition(": ")[2].rstrip(".")
-        raise EnvLoadError(f'tool "{path}" cannot be declared: {reason}; write it as in{_flat(EXAMPLE)}') from problem
+        reason, example = one_line(problem).partition(": ")[2].rstrip("."), " ".join(EXAMPLE.split())
+        raise EnvLoadError(f'tool "{path}" cannot be declared: {reason}; write it as in {example}') from problem
     for name, schema in declared.get("parameters", {}).get("properties", {}).items():
         if schema.get("type") not in TYPES:
             raise EnvLoadError(f'tool "{path}": the type of {name} must be str, int, float, bool, list or dict')
@@ -162,7 +162,3 @@ def load_tool(path: str) -> FunctionTool:
             raise EnvLoadError(f'tool "{path}": the choices of {name} must be strings')
     spec = tool_of_schema(declared["name"], "", declared.get("parameters"))
     return FunctionTool(replace(spec, description=declared["description"]), function)
-
-
-def _flat(text: str) -> str:
-    return " " + " ".join(text.split())

@@ -218,7 +218,6 @@ class MultiTurnEnv(Env[State, Task]):
         return self.parse(text)
 
     def _note(self, step: int, rollout: LiveRollout, turn: AgentTurn, outcome: Outcome[StepResult]) -> None:
-        """Record a turn in training step `step`."""
         images: tuple[str, ...] = ()
         overlay = None
         if outcome.value is not None:

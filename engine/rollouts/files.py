@@ -46,7 +46,6 @@ def table_of_file(source: str, path: Path) -> SourceTable:
 
 
 def _csv_table(source: str, path: Path) -> SourceTable:
-    """Read a CSV file. Raises DataError."""
     csv.field_size_limit(2**31 - 1)  # prompts may exceed the default of 131,072 characters
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

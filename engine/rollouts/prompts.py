@@ -44,7 +44,7 @@ def prompt_of(env: Any, task: Mapping[str, Any], policy: object) -> Prompt:
 
 
 def check_template(messages: Sequence[Message], prompt: Prompt, chat: ChatBridge, where: str) -> None:
-    """Raise DataError if the chat template drops a message of the prompt. asked: the messages of the data."""
+    """Raise DataError if the chat template drops a message of the prompt. messages: those of the data."""
     text = chat.prompt_text(prompt.messages, prompt.tools)
     for message in messages:
         content, role = text_of(message.get("content", "")).strip(), message.get("role")
