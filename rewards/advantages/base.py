@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from ...envs.trajectory import Trajectory
@@ -126,10 +127,10 @@ class Columns:
     """The returns of one group by turn: column t has the return of each rollout, None if it did not reach turn t."""
 
     values: Sequence[Sequence[float | None]]
-    spreads: Sequence[Spread] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "spreads", [spread(column) for column in self.values])
+    @cached_property
+    def spreads(self) -> Sequence[Spread]:
+        return [spread(column) for column in self.values]
 
     def differ(self, least: float) -> bool:
         """Return whether some return differs from its peers and some standard deviation is at least `least`."""
