@@ -245,19 +245,13 @@ class GroupParts:
             return None
         right = rollout.right if self.among == "peers" and part.shaping else None
         if (name, right) not in self._spreads:
-            values = [self._value(other, name, right) for other in self.group]
-            self._spreads[name, right] = spread(values)
-        peers = self._spreads[name, right]
-        return compared(part.value, peers, peers.std, part.weight, name)
+            peers = [r.parts if r.scored and right in (None, r.right) else None for r in self.group]
+            parts = [(of_peer or {}).get(name) for of_peer in peers]
+            self._spreads[name, right] = spread([None if p is None else p.value for p in parts])
+        found = self._spreads[name, right]
+        return compared(part.value, found, found.std, part.weight, name)
 
     def differ(self, names: Sequence[str], least: float) -> bool:
         """Return whether a component differs among peers, with a weighted standard deviation of at least `least`."""
         terms = [self.term(rollout, name) for name in names for rollout in self.group if rollout.scored]
         return any(abs(t.value - t.mean) > ROUNDING and t.weight * (t.std or 0.0) >= least for t in terms if t)
-
-    @staticmethod
-    def _value(rollout: Returns, name: str, right: bool | None) -> float | None:
-        part = (rollout.parts or {}).get(name)
-        if part is None or not rollout.scored or (right is not None and rollout.right != right):
-            return None
-        return part.value
