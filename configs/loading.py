@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .checks import check_paths, check_relations
@@ -139,8 +140,5 @@ def validate(loaded: Source, *, paths: bool = False) -> RunConfig:
     if paths:
         problems += check_paths(config)
     if problems:
-        placed = [
-            Problem(p.key, p.message, p.right, p.place or loaded.place(tuple(p.key.split(".")))) for p in problems
-        ]
-        raise ConfigError(placed)
+        raise ConfigError([replace(p, place=loaded.place(tuple(p.key.split(".")))) for p in problems])
     return config

@@ -14,14 +14,6 @@ from .yaml_source import CoreDumper
 
 WIDTH = 110
 
-HEAD = """\
-# The default configuration: the tiny policy on the visual environment. Every key is here with its default and its
-# values. A file of your own needs only the keys that differ. `grpo-tui config show > my.yaml` writes all keys,
-# `grpo-tui config check my.yaml` checks yours, and `grpo-tui train my.yaml --set training.max_steps=50` runs it.
-# Written by `python -m grpo_tui.configs.writing` from the schema.
-
-"""
-
 
 def to_yaml(config: RunConfig, *, comments: bool = False) -> str:
     """All keys with their values. Reading it back with `load_config` gives an equal configuration."""
@@ -70,4 +62,5 @@ def _entry(name: str, value: object) -> list[str]:
 if __name__ == "__main__":
     from .loading import DEFAULT_PATH
 
-    DEFAULT_PATH.write_text(HEAD + to_yaml(RunConfig(), comments=True), encoding="utf-8")
+    head, end, _ = DEFAULT_PATH.read_text(encoding="utf-8").partition("\n\n")
+    DEFAULT_PATH.write_text(head + end + to_yaml(RunConfig(), comments=True), encoding="utf-8")
