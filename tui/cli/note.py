@@ -30,19 +30,18 @@ def note(
 
     info = run_or_dump(reference, home)
     with opened(info) as reader:
-        rollout_id = None
+        row = None
         if trajectory is not None:
             try:
                 (row,) = reader.rollouts.rows([reader.bodies.number(trajectory)])
             except (LookupError, ValueError) as error:
                 fail(str(error), ExitCode.NOT_FOUND)
-            rollout_id = row.id
-        if rollout_id is not None and text is not None:
+        if row is not None and text is not None:
             try:
-                reader.notes.put(rollout_id, text)
+                reader.notes.put(row.id, text)
             except OSError as error:
                 fail(f"the note cannot be written to {Path(reader.notes.path)}: {error.strerror}")
             return
         for found in reader.notes.read().values():
-            if rollout_id in (None, found.id):
+            if row is None or row.id == found.id:
                 say(json_line({"id": found.id, **found.to_json()}) if as_json else f"{found.id}  {found.text}")

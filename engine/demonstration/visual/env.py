@@ -26,7 +26,7 @@ from .clips import Clip, Mask, clip_of_task
 from .operations import ocr, properties, segment, track, zoom
 from .own_images import read_tasks
 from .questions import DEFAULT_QUESTIONS, QUESTIONS, make_messages, make_question
-from .routes import Route, routes_of, show
+from .routes import routes_of, show
 from .scenes import COLOURS, SHAPES, SceneOptions
 
 _PICTURES = frozenset({"image", "video"})
@@ -159,7 +159,7 @@ class VisualEnv(MultiTurnEnv):
     def routes(self, task: Mapping[str, object]) -> Sequence[str]:
         return routes_of(task)
 
-    def demonstrate(self, task: Mapping[str, object], route: Route = "right", seed: int = 0) -> Demonstrator:
+    def demonstrate(self, task: Mapping[str, object], route: str = "right", seed: int = 0) -> Demonstrator:
         return show(task, route, seed)
 
     def expected(self, task: Mapping[str, object]) -> str | None:

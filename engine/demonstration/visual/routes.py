@@ -15,7 +15,6 @@ from typing import Any
 from ....envs.calls import format_call
 from .scenes import COLOURS, DIRECTIONS, SHAPES, TRAIN_WORDS
 
-Route = str
 Steps = Generator[str, str, None]
 """Yields the text of a turn and receives the observation that answers it."""
 Properties = tuple[str, str, int]
@@ -39,7 +38,7 @@ def routes_of(task: Mapping[str, object]) -> Sequence[str]:
     return ROUTES.get(str(task.get("question")), ()) if "scene" in task else ()
 
 
-def show(task: Mapping[str, object], route: Route, seed: int = 0) -> RouteShow:
+def show(task: Mapping[str, object], route: str, seed: int = 0) -> RouteShow:
     """Demonstrate a route. Raises ValueError if the task's question does not have it."""
     routes = routes_of(task)
     if route not in routes:
@@ -70,7 +69,7 @@ def guess(task: Mapping[str, Any], rng: random.Random) -> str:
 # ---------------------------------------------------------------------------------------------------- walking
 
 
-def _walk(task: Mapping[str, Any], route: Route, rng: random.Random) -> Steps:
+def _walk(task: Mapping[str, Any], route: str, rng: random.Random) -> Steps:
     kind, scene = task["question"], task["scene"]
     points, box = task.get("points", ()), task.get("box", ())
     match route:
