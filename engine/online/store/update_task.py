@@ -6,7 +6,7 @@ The bytes are one safetensors file: tensors and a JSON header. Reading them exec
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -22,6 +22,8 @@ from ...policy.kl import KLDirections, TopKDistribution, kl_directions, top_k_di
 from ..voting import LearningRateKind
 
 ROW_FIELDS = ("token_ids", "agent_mask", "logprobs", "turn")
+_FULL, _TOP = ("logits",), ("top_indices", "top_logprobs", "tail")
+"""The names of the parts of `OriginalLogits`."""
 
 
 class TaskError(GrpoTuiError, ValueError):
@@ -32,60 +34,45 @@ class TaskError(GrpoTuiError, ValueError):
 class OriginalLogits:
     """The answering policy's distributions at the A agent tokens of an experience.
 
-    Either `full`: logits float32 [A, V]. Or, for large vocabularies, `top`: the k likeliest tokens and one bucket for
-    the rest. The KL to `top` is a lower bound of the exact KL.
+    parts: either logits float32 [A, V]. Or, for large vocabularies, the fields of `TopKDistribution`: the k likeliest
+    tokens and one bucket for the rest. The KL to these is a lower bound of the exact KL.
     """
 
-    full: Tensor | None = None
-    top: TopKDistribution | None = None
+    parts: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, logits: Tensor, top_k: int | None) -> OriginalLogits:
         """Keep logits [A, V]: all of them, or the `top_k` and one bucket for the rest."""
         if top_k is None or top_k >= logits.shape[-1]:
-            return cls(full=logits.detach().float().cpu())
+            return cls((logits.detach().float().cpu(),))
         top = top_k_distribution(logits.detach(), top_k)
-        return cls(top=TopKDistribution(top.indices.int().cpu(), top.logprobs.cpu(), top.tail.cpu()))
+        return cls((top.indices.int().cpu(), top.logprobs.cpu(), top.tail.cpu()))
 
     @classmethod
-    def joined(cls, parts: list[OriginalLogits]) -> OriginalLogits:
-        full = [p.full for p in parts if p.full is not None]
-        top = [p.top for p in parts if p.top is not None]
-        if full:
-            return cls(full=torch.cat(full))
-        columns = zip(*((t.indices, t.logprobs, t.tail) for t in top), strict=True)
-        return cls(top=TopKDistribution(*map(torch.cat, columns)))
-
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> OriginalLogits:
-        full, top = self.full, self.top
-        if top is None:
-            return OriginalLogits(full=None if full is None else change(full))
-        return OriginalLogits(top=TopKDistribution(change(top.indices), change(top.logprobs), change(top.tail)))
+    def joined(cls, logits: Sequence[OriginalLogits]) -> OriginalLogits:
+        return cls(tuple(map(torch.cat, zip(*(one.parts for one in logits), strict=True))))
 
     def at(self, tokens: slice) -> OriginalLogits:
-        return self._changed(lambda kept: kept[tokens])
+        return OriginalLogits(tuple(part[tokens] for part in self.parts))
 
     @property
     def kind(self) -> str:
         """`full`, or `top-<k>+tail`."""
-        return "full" if self.top is None else f"top-{self.top.indices.shape[-1]}+tail"
+        return "full" if len(self.parts) == 1 else f"top-{self.parts[0].shape[-1]}+tail"
 
     def __len__(self) -> int:
-        kept = self.full if self.top is None else self.top.tail
-        return 0 if kept is None else int(kept.shape[0])
+        return len(self.parts[0])
 
     def kl(self, policy_logits: Tensor) -> KLDirections:
         """Return the reverse and forward KL per token [A] between a policy's logits [A, V] and these distributions."""
-        moved = self._changed(lambda kept: kept.to(policy_logits.device))
-        if moved.top is not None:
-            return top_k_directions(policy_logits, moved.top)
-        assert moved.full is not None
-        return kl_directions(policy_logits, moved.full)
+        parts = [part.to(policy_logits.device) for part in self.parts]
+        if len(parts) == 1:
+            return kl_directions(policy_logits, parts[0])
+        return top_k_directions(policy_logits, TopKDistribution(*parts))
 
     def finite(self) -> bool:
         """Return whether no value is NaN or +∞. −∞ (an impossible token) is allowed."""
-        kept = (self.full,) if self.top is None else (self.top.logprobs, self.top.tail)
-        return not any(bool(t.isnan().any() | t.isposinf().any()) for t in kept if t is not None)
+        return not any(bool(part.isnan().any() | part.isposinf().any()) for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -175,9 +162,9 @@ class UpdateTask:
         ids = np.concatenate([row.token_ids for row in e.rows])
         if int(ids.min()) < 0 or (vocabulary is not None and int(ids.max()) >= vocabulary):
             raise TaskError(f"a token id is outside the vocabulary of {vocabulary}")
-        full = self.original_logits.full
-        if vocabulary is not None and full is not None and full.shape[-1] != vocabulary:
-            raise TaskError(f"the original logits are over {full.shape[-1]} tokens, the vocabulary has {vocabulary}")
+        kept = self.original_logits.parts[0].shape[-1]
+        if vocabulary is not None and self.original_logits.kind == "full" and kept != vocabulary:
+            raise TaskError(f"the original logits are over {kept} tokens, the vocabulary has {vocabulary}")
 
     def to_bytes(self) -> bytes:
         """Serialise to one safetensors file. The rows' arrays are concatenated, with `lengths` to split them."""
@@ -185,11 +172,7 @@ class UpdateTask:
         joined = {name: np.concatenate([getattr(row, name) for row in e.rows]) for name in ROW_FIELDS}
         tensors = {name: torch.from_numpy(array) for name, array in joined.items()}
         tensors |= {"lengths": torch.tensor([len(row) for row in e.rows]), "reward_tensor": self.reward_tensor.float()}
-        if logits.top is not None:
-            top = logits.top
-            tensors |= {"top_indices": top.indices.int(), "top_logprobs": top.logprobs, "tail": top.tail}
-        elif logits.full is not None:
-            tensors["logits"] = logits.full
+        tensors |= zip(_FULL if logits.kind == "full" else _TOP, logits.parts, strict=True)
         header = {name: getattr(e, name) for name in _OF_EXPERIENCE} | {name: getattr(self, name) for name in _OF_TASK}
         return safetensors.torch.save(
             {k: v.cpu().contiguous() for k, v in tensors.items()}, {"task": json.dumps(header)}
@@ -222,9 +205,7 @@ class UpdateTask:
         try:
             tensors = safetensors.torch.load(data)
             header = _header(data)
-            top = None
-            if "top_indices" in tensors:
-                top = TopKDistribution(tensors["top_indices"], tensors["top_logprobs"], tensors["tail"])
+            names = _FULL if _FULL[0] in tensors else _TOP
             lengths = tensors["lengths"].tolist()
             arrays = [[part.numpy() for part in tensors[name].split(lengths)] for name in ROW_FIELDS]
             return cls(
@@ -233,7 +214,7 @@ class UpdateTask:
                     **{name: _as_tuples(header[name]) for name in _OF_EXPERIENCE},
                 ),
                 tensors["reward_tensor"],
-                original_logits=OriginalLogits(full=tensors.get("logits"), top=top),
+                original_logits=OriginalLogits(tuple(tensors[name] for name in names)),
                 **{name: _as_tuples(header[name]) for name in _OF_TASK},
             )
         except (KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError) as error:

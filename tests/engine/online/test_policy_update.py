@@ -53,7 +53,7 @@ def independent_loss(model: Any, task: UpdateTask, beta: float, epsilon: float, 
     with torch.no_grad():
         ids = [torch.from_numpy(row.token_ids).long()[None] for row in e.rows]
         logits = [model(input_ids=row).logits[0].double().numpy() for row in ids]
-    original = task.original_logits.full.double().numpy()  # type: ignore[union-attr]
+    original = task.original_logits.parts[0].double().numpy()
     rewards = task.reward_tensor.double().numpy().sum(-1)
     rl = kl = 0.0
     count = clipped = 0
@@ -127,7 +127,7 @@ def test_chunks_give_the_same_update(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_top_k_logits_bound_the_kl_from_below() -> None:
     model, task = drifted()
-    top = replace(task, original_logits=OriginalLogits.of(task.original_logits.full, 8))  # type: ignore[arg-type]
+    top = replace(task, original_logits=OriginalLogits.of(task.original_logits.parts[0], 8))
     exact, _ = updater(copy.deepcopy(model)).apply(task)
     bound, _ = updater(copy.deepcopy(model)).apply(top)
     assert 0 < bound.kl_before <= exact.kl_before + 1e-9
@@ -181,7 +181,7 @@ def test_a_task_without_signal_moves_nothing() -> None:
     u = updater()
     task = make_task(u.model, rewards=torch.tensor([[[0.0], [1.0]], [[0.0], [1.0]]]))
     task = replace(task, components=("task",), facts={**task.facts, "feedback": "answer"})
-    noisy = replace(task, original_logits=OriginalLogits(full=logits_of(u.model, task.experience) + 1e-6))
+    noisy = replace(task, original_logits=OriginalLogits((logits_of(u.model, task.experience) + 1e-6,)))
     u.baseline = RobustBaseline()
     for _ in range(3):
         u.baseline.add(1.0)
@@ -441,7 +441,7 @@ def test_beta_does_not_fall_while_the_policy_leaves_its_start() -> None:
     "spoil",
     [
         lambda t: replace(t, reward_tensor=t.reward_tensor * math.nan),
-        lambda t: replace(t, original_logits=OriginalLogits(full=t.original_logits.full * math.nan)),
+        lambda t: replace(t, original_logits=OriginalLogits((t.original_logits.parts[0] * math.nan,))),
         lambda t: replace(t, learning_rate=1.0),
         lambda t: replace(t, reward_tensor=t.reward_tensor * math.inf),
     ],
@@ -460,11 +460,11 @@ def test_refused_tasks_change_nothing(spoil: Any) -> None:
 def test_a_loss_that_overflows_is_refused_before_the_step() -> None:
     u = updater()
     task = make_task(u.model)
-    logits = task.original_logits.full.clone()  # type: ignore[union-attr]
+    logits = task.original_logits.parts[0].clone()
     logits[:, 1:] = -math.inf  # impossible tokens of the original: the KL is infinite
     before = parameters(u)
     with pytest.raises(TaskError, match="its loss is inf"):
-        u.apply(replace(task, original_logits=OriginalLogits(full=logits)))
+        u.apply(replace(task, original_logits=OriginalLogits((logits,))))
     assert torch.equal(parameters(u), before)
 
 

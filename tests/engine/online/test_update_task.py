@@ -22,13 +22,12 @@ MODEL = lora_model()
 
 
 def flat(task: UpdateTask) -> dict[str, Any]:
-    top = task.original_logits.top
     return {
         **{k: v for k, v in vars(task).items() if k not in ("experience", "original_logits")},
         **{f"experience.{k}": v for k, v in vars(task.experience).items() if k != "rows"},
         **{f"{i}.{name}": getattr(row, name) for i, row in enumerate(task.experience.rows) for name in ROW_FIELDS},
-        "full": task.original_logits.full,
-        **({} if top is None else {f"top.{k}": v for k, v in vars(top).items()}),
+        "kind": task.original_logits.kind,
+        **{f"logits.{i}": part for i, part in enumerate(task.original_logits.parts)},
     }
 
 
@@ -68,6 +67,10 @@ def test_a_task_that_is_cut_short() -> None:
 NAN = math.nan
 
 
+def with_logits(task: UpdateTask, change: Callable[[torch.Tensor], torch.Tensor]) -> UpdateTask:
+    return replace(task, original_logits=OriginalLogits(tuple(map(change, task.original_logits.parts))))
+
+
 def with_rows(task: UpdateTask, name: str, change: Callable[[np.ndarray], np.ndarray]) -> UpdateTask:
     rows = tuple(replace(row, **{name: change(getattr(row, name))}) for row in task.experience.rows)
     return replace(task, experience=replace(task.experience, rows=rows))
@@ -82,9 +85,9 @@ def with_rows(task: UpdateTask, name: str, change: Callable[[np.ndarray], np.nda
         (lambda t: replace(t, learning_rate=NAN), "learning rate nan"),
         (lambda t: replace(t, learning_rate=0.0), "learning rate 0.0 is not in"),
         (lambda t: replace(t, learning_rate=1.1), r"not in \(0, 1.0\]"),
-        (lambda t: replace(t, original_logits=OriginalLogits(full=t.original_logits.full * NAN)), "logits contain NaN"),
-        (lambda t: replace(t, original_logits=OriginalLogits(full=t.original_logits.full[1:])), "original logits for"),
-        (lambda t: replace(t, original_logits=OriginalLogits(full=t.original_logits.full[:, 1:])), "over 63 tokens"),
+        (lambda t: with_logits(t, lambda logits: logits * NAN), "logits contain NaN"),
+        (lambda t: with_logits(t, lambda logits: logits[1:]), "original logits for"),
+        (lambda t: with_logits(t, lambda logits: logits[:, 1:]), "over 63 tokens"),
         (lambda t: with_rows(t, "logprobs", lambda row: row * np.float32(NAN)), "log-probs contain NaN"),
         (lambda t: with_rows(t, "token_ids", lambda row: row + 60), "outside the vocabulary of 64"),
         (lambda t: with_rows(t, "agent_mask", np.zeros_like), "no token that the agent wrote"),
