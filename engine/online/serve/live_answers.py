@@ -13,12 +13,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import torch
 
+from ....envs.agent import AgentTurn
 from ....envs.multi_turn import MultiTurnEnv
 from ....envs.seeds import seed_of
-from ....envs.trajectory import Call
+from ....envs.trajectory import Call, TokenArrays
 from ...agents.live_batch import LiveBatch, LiveRow
 from ...agents.sampling import SamplingSettings
 from ...agents.transformers_agent import TransformersAgent
@@ -34,7 +37,6 @@ from .running_batches import RunningBatch, RunningBatches
 from .texts import Piece, TextStream, Written, before_stop
 from .wanted import NotAsWanted
 from .weights import WeightFollower
-from .written_agent import WrittenAgent
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ class LiveAnswers:
     def __post_init__(self) -> None:
         agent = self.engine.runner.agent
         self._agent = agent if isinstance(agent, TransformersAgent) else None
-        self._running = RunningBatches(self.follower, self._new_batch)
+        self.running = RunningBatches(self.follower, self._new_batch)
         self._jobs: dict[LiveRow, _Job] = {}
         self._streams: dict[LiveRow, TextStream] = {}
         self._open: contextlib.ExitStack | None = None
@@ -85,15 +87,6 @@ class LiveAnswers:
     def able(self) -> bool:
         """Whether the policy can answer in a running batch, that is, rows can join and leave its cache."""
         return self._agent is not None and self._agent.keeps_rows
-
-    @property
-    def urgent(self) -> int:
-        return self._running.urgent
-
-    @property
-    def behind(self) -> int:
-        """Number of background rows that wait to join."""
-        return self._running.behind
 
     @property
     def busy(self) -> bool:
@@ -122,7 +115,7 @@ class LiveAnswers:
         prompt = self._prompt(request)
         if prompt is None:
             return False
-        running = self._running.of(request.version)
+        running = self.running.of(request.version)
         rows = [self._row(request, prompt, index) for index in range(request.sampling.texts)]
         self._start(running, request, rows, lambda: self._answer(request, rows, running))
         return True
@@ -137,17 +130,16 @@ class LiveAnswers:
     def draw(self, answer: Answer, count: int, finish: Callable[[list[Rollout]], None]) -> None:
         """Draw `count` samples for an answered request with its version. If that fails, `finish` gets an empty list.
         Raises SnapshotError."""
-        prompt = self._prompt(answer.request)
+        config, request = self.engine.config, answer.request
+        prompt = self._prompt(request)
         assert prompt is not None, "its answer began with this prompt"
-        config, number = self.engine.config, answer.request.number
-        requested = answer.request.sampling.max_tokens or config.max_turn_tokens
+        requested = request.sampling.max_tokens or config.max_turn_tokens
         limit = min(requested, config.max_turn_tokens, config.max_trajectory_tokens - len(prompt))
         sampling = SamplingSettings(config.temperature)
-        seeds = [seed_of(-1 - self.engine.seed, number, i) for i in range(count)]
+        seeds = [seed_of(-1 - self.engine.seed, request.number, i) for i in range(count)]
         rows = [LiveRow(prompt, limit, sampling, seed, background=True) for seed in seeds]
-        running = self._running.of(answer.policy_version)
+        running = self.running.of(answer.policy_version)
         running.behind += rows
-        request = answer.request
         job = _Job(request, running, rows, lambda: finish(self._rollouts(request, rows)), lambda _: finish([]))
         self._jobs |= dict.fromkeys(rows, job)
 
@@ -156,7 +148,7 @@ class LiveAnswers:
 
         A failure, such as running out of memory, only fails the requests of the affected rows.
         """
-        running = self._running.choose(self._version, self._visit)
+        running = self.running.choose(self._version, self._visit)
         if running is None:
             return
         for row, job in self._jobs.items():
@@ -164,7 +156,7 @@ class LiveAnswers:
         joining: list[LiveRow] | None = None
         try:
             self._enter(running)
-            joining = self._running.joining(running)
+            joining = self.running.joining(running)
             done = running.batch.join(joining) if joining else running.batch.step()
         except Exception as error:
             log.exception("the running batch of version %d failed", running.version)
@@ -174,7 +166,7 @@ class LiveAnswers:
         self._visit += 1
         for row in done:
             self._finish(row)
-        self._running.forget(running)
+        self.running.forget(running)
 
     def pause(self) -> None:
         """Put the served version's weights back, which all other code expects."""
@@ -356,9 +348,50 @@ class LiveAnswers:
         return str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _rollouts(self, request: Request, rows: list[LiveRow]) -> list[Rollout]:
-        """Return the rows as rollouts in the request's environment, which judges them as usual."""
-        runner = replace(self.engine.runner, agent=WrittenAgent(self._agent, rows, request.sampling.stop))
+        """Return the rows as rollouts in the request's environment."""
+        runner = replace(self.engine.runner, agent=_WrittenAgent(self._agent, rows, request.sampling.stop))
         return runner.run([request.row], step=request.number, first=request.number, num_rollouts=len(rows))
+
+
+class _WrittenAgent:
+    """The agent that wrote some rows, which replays them, so that their environment judges them as usual."""
+
+    def __init__(self, agent: Any, rows: list[LiveRow], stop: Sequence[str]) -> None:
+        self._agent = agent
+        self._rows = rows
+        self._stop = stop
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._agent, name)
+
+    def start(self, prompts: object, num_rollouts: int = 1, **_: object) -> _WrittenAgent:
+        return self
+
+    def act(self, rows: Sequence[int]) -> list[AgentTurn]:
+        turns = []
+        for row in (self._rows[i] for i in rows):
+            start, text = len(row.prompt), before_stop(self._agent.chat.decode(row.tokens), self._stop)
+            full = start + len(row.tokens) >= self._agent.config.max_trajectory_tokens
+            reason = "stop" if row.ended else "token_limit" if full else "turn_limit"
+            turns.append(AgentTurn(text, (start, start + len(row.tokens)), reason))
+        return turns
+
+    def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
+        raise RequestDropped("a conversation has one turn")
+
+    def tokens(self, row: int) -> TokenArrays:
+        answer = self._rows[row]
+        start, count = len(answer.prompt), len(answer.tokens)
+        agent = np.arange(start + count) >= start
+        return TokenArrays(
+            token_ids=np.array([*answer.prompt, *answer.tokens], np.int32),
+            agent_mask=agent,
+            logprobs=np.array([0.0] * start + answer.logprobs, np.float32),
+            turn=np.where(agent, 0, -1).astype(np.int16),
+        )
+
+    def close(self) -> None:
+        pass
 
 
 def _caller_left(request: Request) -> bool:

@@ -53,6 +53,7 @@ class RunningBatches:
 
     @property
     def behind(self) -> int:
+        """Number of background rows that wait to join."""
         return sum(len(r.behind) for r in self.batches.values())
 
     def of(self, version: int | None) -> RunningBatch:

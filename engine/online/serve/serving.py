@@ -159,7 +159,7 @@ class Serving:
         if not self.live.able:
             return
         self._join()
-        while self.live.urgent and not self._stopped:
+        while self.live.running.urgent and not self._stopped:
             if not self._scoring and (self.source.has_feedback or len(self._to_learn) > BACKLOG):
                 break
             self.live.advance()
@@ -204,7 +204,7 @@ class Serving:
         if not answer.gate.open or answer.error or not self.engine.drawn_later:
             self._to_learn.append(answer)
             return
-        if self.live.behind > BACKLOG * self.engine.drawn_later:
+        if self.live.running.behind > BACKLOG * self.engine.drawn_later:
             closed = Gate(GateCode.NO_LABEL, "too many samples of earlier requests wait to be drawn")
             self._to_learn.append(replace(answer, gate=closed))
             return

@@ -100,7 +100,7 @@ def test_samples_of_many_votes_share_a_limited_batch_and_stay_the_same(
         held, longest = [0], len(answers[0].samples[0].token_ids[: answers[0].samples[0].prompt_length]) + 6
         while len(drawn) < 4:
             live.advance()
-            held += [r.batch.background_tokens for r in live._running.batches.values()]
+            held += [r.batch.background_tokens for r in live.running.batches.values()]
         live.pause()
         assert max(held) <= max(limit, longest) and (limit == 1 or max(held) > longest)
         found.append({n: [r.token_ids.tolist() for r in rollouts] for n, rollouts in drawn.items()})

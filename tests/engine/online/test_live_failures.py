@@ -47,7 +47,7 @@ class Callers:
         while self.live.busy:
             self.live.advance()
         self.live.pause()
-        assert not self.live._streams and not self.live.urgent
+        assert not self.live._streams and not self.live.running.urgent
         return sorted(answer.request.number for answer in self.answers)
 
 

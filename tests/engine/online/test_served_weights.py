@@ -95,7 +95,7 @@ def test_a_version_whose_first_request_comes_while_an_older_answer_is_scored_ans
     assert follower.swap() is not None
     with follower.scoring(0):
         assert live.begin(conversation(max_tokens=1))
-    for name, tensor in live._running.batches[1].tensors.items():
+    for name, tensor in live.running.batches[1].tensors.items():
         torch.testing.assert_close(tensor, weights[name])
     writer.close()
 
