@@ -89,12 +89,6 @@ def in_words(url: str, error: Exception) -> str:
     return f"The Redis server {address(url)} {meaning}."
 
 
-def refusals(facts: list[Fact]) -> str | None:
-    """Return one sentence if a server must not hold a queue, else None."""
-    wrong = [f"{fact.text}: {fact.cure}" for fact in facts if fact.state == "missing"]
-    return f"The {wrong[0]}." if wrong else None
-
-
 def server_facts(client: Any, url: str) -> list[Fact]:
     """Return facts about a server's version, eviction and persistence. Raises redis.RedisError.
 

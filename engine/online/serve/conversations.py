@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ....envs.trajectory import Call, Step, Trajectory
+from ....envs.trajectory import Call, Step
 from ...rollouts.rollout import Rollout
 
 REMEMBERED = 1024
@@ -129,21 +129,18 @@ def continued(previous: Turn, new: Sequence[Told], rollout: Rollout) -> Rollout:
     rewards[:start] = before.rewards
     *earlier, last = before.trajectory.steps
     steps = (*earlier, _answered(last, new), *(replace(s, index=s.index + number) for s in trajectory.steps))
+    first = before.trajectory  # all turns of a conversation have the prompt of its first turn
+    fields = ("prompt", "prompt_id", "messages", "task", "tools", "meta")
+    beginning = {name: getattr(first, name) for name in fields}
+    extra = {**trajectory.extra, "conversation": first.extra.get("conversation", first.id)}
     return replace(
         rollout,
         agent_mask=agent,
         turn_ids=turns,
         rewards=rewards,
         logprobs=logprobs,
-        trajectory=replace(_with_beginning_of(trajectory, before.trajectory), steps=steps),
+        trajectory=replace(trajectory, steps=steps, extra=extra, **beginning),
     )
-
-
-def _with_beginning_of(trajectory: Trajectory, first: Trajectory) -> Trajectory:
-    """Return a trajectory with the prompt of the conversation's first turn, so that all turns have the same prompt."""
-    extra = {**trajectory.extra, "conversation": first.extra.get("conversation", first.id)}
-    fields = {"prompt": first.prompt, "prompt_id": first.prompt_id, "messages": first.messages, "task": first.task}
-    return replace(trajectory, extra=extra, tools=first.tools, meta=first.meta, **fields)
 
 
 def _answered(step: Step, new: Sequence[Told]) -> Step:

@@ -54,7 +54,7 @@ class Absence:
     def look(self, reason: str) -> str | None:
         """Report the beginning and end of an outage. Returns the reason once the outage has lasted `wait_s`, else None.
 
-        why: the current reason why the policy is unavailable; empty if it is available.
+        reason: why the policy is unavailable now; empty if it is available.
         """
         now = time.monotonic()
         seconds = 0.0 if self._since is None else now - self._since

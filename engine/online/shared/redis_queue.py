@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from ...launch.redis_server import TIMEOUT_S, RedisMissing, address, connect, in_words, refusals, server_facts
+from ...launch.redis_server import TIMEOUT_S, RedisMissing, address, connect, in_words, server_facts
 from ..store.update_queue import (
     QUEUE_LIMIT,
     REFUSED_KEPT,
@@ -362,9 +362,9 @@ class RedisQueue:
     def _check(self) -> None:
         """Raise for a server that must not hold a queue. Report once what a restart or crash of the server loses."""
         facts = server_facts(self._redis, self._url)
-        refused = refusals(facts)
-        if refused is not None:
-            raise QueueError(refused)
+        for fact in facts:
+            if fact.state == "missing":
+                raise QueueError(f"The {fact.text}: {fact.cure}.")
         self._checked = True
         if self._tell is not None:
             for text in (f"The {fact.text}; {fact.cure}." for fact in facts if fact.state == "note"):
