@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import queue
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -22,16 +19,10 @@ from ...runs.control.status import process_state
 from ...runs.paths import OnlineFolder
 from ..store.snapshots import published_versions
 from .conversations import Conversation, Told, Turn
-from .feedback import FeedbackKeeper
-from .http.asking import ending, future_and_reply
-from .http.problems import HttpProblem
-from .http.schema import Feedback
+from .http.completion import request_number
 from .inference_engine import InferenceEngine
-from .requests import RequestSource, ServerEnds, parse_request
+from .requests import RequestSource, parse_request
 from .weights import WeightFollower
-
-_REQUEST = re.compile(r"(?:chatcmpl-|resp_|request-)?(\d{1,18})(?:-.*)?", re.ASCII)
-"""Matches the request number in the id of a completion or response."""
 
 
 @dataclass(eq=False)
@@ -96,7 +87,7 @@ class EngineBackend:
     def turn(self, source: str, identifier: str) -> Turn | None:
         """Return a remembered turn by the id of its answer, for a caller without tools."""
         try:
-            return self.engine.conversations.turn(_caller(source, ()), _number(identifier))
+            return self.engine.conversations.turn(_caller(source, ()), request_number(identifier))
         except KeyError:
             return None
 
@@ -126,47 +117,10 @@ class EngineBackend:
             return "dead" if state.get("pid") else "starting"
         return "paused" if state.get("status") == "paused" else "running"
 
-    async def feedback(self, feedback: Feedback, source: str) -> Mapping[str, object]:
-        """Pass feedback to the engine's thread. Raises KeyError, ValueError, HttpProblem."""
-        number = _number(feedback.id)
-        return await self._call_keeper(lambda keeper: keeper.take(number, feedback, source))
-
-    async def unjudged(self, limit: int) -> Mapping[str, object]:
-        """Return remembered answers without feedback, the least certain first. Raises HttpProblem."""
-        return await self._call_keeper(lambda keeper: keeper.unjudged(limit))
-
-    async def feedback_outcome(self, identifier: str) -> Mapping[str, object]:
-        """Return the state of earlier feedback. Raises KeyError, HttpProblem."""
-        number = _number(identifier)
-        return await self._call_keeper(lambda keeper: keeper.outcome(number))
-
-    async def _call_keeper(self, call: Callable[[FeedbackKeeper], Mapping[str, object]]) -> Mapping[str, object]:
-        future, reply = future_and_reply()
-        try:
-            self.source.submit_feedback((call, reply))
-            return await asyncio.wait_for(future, self.timeout_s)
-        except queue.Full:
-            raise HttpProblem(429, "too much feedback is waiting. Try again later.", retry_after_s=5) from None
-        except ServerEnds:
-            raise ending() from None
-        except TimeoutError:
-            raise HttpProblem(503, "the engine did not accept the feedback in time", retry_after_s=5) from None
-        except (KeyError, ValueError):
-            raise
-        except Exception as error:
-            raise HttpProblem(500, "the feedback could not be used. See the run's log.") from error
-
 
 def _caller(source: str, tools: Sequence[Mapping[str, object]]) -> str:
     """Return the key of a caller's conversations: its source, and its tools, because the prompt shows them."""
     return f"{source} {json.dumps(list(tools), sort_keys=True)}"
-
-
-def _number(identifier: str) -> int:
-    found = _REQUEST.fullmatch(identifier.strip())
-    if found is None:
-        raise KeyError(identifier)
-    return int(found[1])
 
 
 def _env_class(config: RunConfig) -> type[Env] | None:

@@ -122,7 +122,7 @@ class AnswerServer:
         self.host, self.port = host, int(self._socket.getsockname()[1])
         self._source = backend.source
         self._scheme = "http" if certificate is None else "https"
-        engine = Engine(backend.source, ServerMetrics(backend))
+        engine = Engine(backend, ServerMetrics(backend))
         app = make_app(Api(backend, engine, Guard(is_loopback(host), tokens, max_body_bytes), uploads))
         config = uvicorn.Config(
             app,

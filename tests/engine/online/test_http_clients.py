@@ -215,7 +215,7 @@ def test_a_persons_word(world: World) -> None:
     path = "/v1/feedback"
     answer = world.post({"id": "1", "verdict": "wrong", "answer": "blue"}, path=path)
     assert answer.json() == {"request": 1, "learned": True}
-    assert world.backend.said[-1].answer == "blue"
+    assert world.keeper.said[-1].answer == "blue"
     assert world.post({"id": "9", "verdict": "right"}, path=path).status_code == 404
     assert world.post({"id": "1"}, path=path).status_code == 400
     assert world.post({"id": "1", "verdict": "maybe"}, path=path).status_code == 400

@@ -182,7 +182,7 @@ def test_who_asks_is_known_by_token_else_by_address_and_no_header_changes_that(w
     assert [r.source.partition("/")[0] for r in guarded.reached] == ["token-2", "token-1"]
     said = {"id": "1", "verdict": "wrong", "source": "carl"}
     assert guarded.post(said, "/v1/feedback", authorization="Bearer other").status_code == 200
-    assert guarded.backend.sources[-1].startswith("token-1/")
+    assert guarded.keeper.sources[-1].startswith("token-1/")
 
 
 def test_open_to_others_only_with_a_token(tmp_path: Path) -> None:

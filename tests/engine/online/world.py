@@ -18,6 +18,7 @@ from grpo_tui.configs.sections import EnvironmentConfig
 from grpo_tui.engine.agents.remote.server import Standing
 from grpo_tui.engine.online.serve.answers import Answer
 from grpo_tui.engine.online.serve.backend import EngineBackend
+from grpo_tui.engine.online.serve.feedback import FeedbackKeeper
 from grpo_tui.engine.online.serve.http.conversation import Uploads
 from grpo_tui.engine.online.serve.http.schema import Feedback
 from grpo_tui.engine.online.serve.requests import Request, RequestSource
@@ -60,8 +61,6 @@ class StandIn(EngineBackend):
 
     def __init__(self, source: RequestSource | None = None) -> None:
         self.source = source or RequestSource()
-        self.said: list[Feedback] = []
-        self.sources: list[str] = []
 
     def writes_text(self, environment: str, ensemble: bool | None) -> bool:
         return False
@@ -84,18 +83,26 @@ class StandIn(EngineBackend):
     def learning(self) -> str:
         return self.worker
 
-    async def feedback(self, feedback: Feedback, source: str) -> Mapping[str, Any]:
+
+class Keeper(FeedbackKeeper):
+    """Takes feedback on request 1 alone."""
+
+    def __init__(self) -> None:
+        self.said: list[Feedback] = []
+        self.sources: list[str] = []
+
+    def take(self, request: int, feedback: Feedback, source: str = "") -> Mapping[str, Any]:
         self.said.append(feedback)
         self.sources.append(source)
-        if feedback.id != "1":
-            raise KeyError(feedback.id)
+        if request != 1:
+            raise KeyError(request)
         return {"request": 1, "learned": True}
 
-    async def unjudged(self, limit: int) -> Mapping[str, Any]:
+    def unjudged(self, limit: int) -> Mapping[str, Any]:
         return {"answers": []}
 
-    async def feedback_outcome(self, identifier: str) -> Mapping[str, Any]:
-        return {"id": identifier, "learned": True}
+    def outcome(self, request: int) -> Mapping[str, Any]:
+        return {"request": request, "learned": True}
 
 
 class World:
@@ -104,6 +111,7 @@ class World:
     def __init__(self, folder: Path, *, max_waiting: int = 64, **options: Any) -> None:
         self.source = RequestSource(open_ended=True, max_waiting=max_waiting)
         self.backend = StandIn(self.source)
+        self.keeper = Keeper()
         self.reached: list[Request] = []
         self.error: str | None = None
         self.text = "red"
@@ -120,7 +128,13 @@ class World:
         while not self._stop.is_set():
             if not self.serve.wait(0.02):
                 continue
-            for request in self.source.take(4, 0.02):
+            requests = self.source.take(4, 0.02)
+            for call, reply in self.source.take_feedback():
+                try:
+                    reply(call(self.keeper))
+                except KeyError as error:
+                    reply(error)
+            for request in requests:
                 self.reached.append(request)
                 outcome = vote([self.text, self.text, "blue"])
                 assert request.reply is not None

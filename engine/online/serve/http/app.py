@@ -21,7 +21,7 @@ from ..answers import answer_as_json
 from ..conversations import Conversation
 from ..requests import BATCH_TOKENS, Request, RequestError, Sampling, parse_request
 from .asking import Engine
-from .completion import ChatForm, ResponseForm
+from .completion import ChatForm, ResponseForm, request_number
 from .conversation import Uploads, recorded, row_of, told, tools_of, wanted_of
 from .guard import Guard
 from .problems import HttpProblem, template_problem
@@ -116,10 +116,10 @@ class Api:
         feedback = read(Feedback, await self.guard.json_body(request))
         if feedback.verdict is None and feedback.answer is None and feedback.correction is None:
             raise HttpProblem(400, "give verdict (right or wrong), the right answer, or a correction", param="verdict")
+        source = self.guard.source(request, feedback.source)
         try:
-            return JSONResponse(
-                dict(await self.backend.feedback(feedback, self.guard.source(request, feedback.source)))
-            )
+            number = request_number(feedback.id)
+            return await self.engine.call_keeper(lambda keeper: keeper.take(number, feedback, source))
         except KeyError:
             raise HttpProblem(
                 404, f"the answer {feedback.id[:100]!r} is not stored; only recent answers are", param="id"
@@ -132,13 +132,14 @@ class Api:
         limit = request.query_params.get("limit", "50")
         if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:6]) <= 1000:
             raise HttpProblem(400, "limit must be a number from 1 to 1000", param="limit")
-        return JSONResponse(dict(await self.backend.unjudged(int(limit))))
+        return await self.engine.call_keeper(lambda keeper: keeper.unjudged(int(limit)))
 
     async def feedback_outcome(self, request: HttpRequest) -> Response:
         """`GET /v1/feedback/{id}`: the update and the version that contain the feedback."""
         identifier = request.path_params["id"]
         try:
-            return JSONResponse(dict(await self.backend.feedback_outcome(identifier)))
+            number = request_number(identifier)
+            return await self.engine.call_keeper(lambda keeper: keeper.outcome(number))
         except KeyError:
             raise HttpProblem(404, f"there is no feedback on the answer {identifier[:100]!r}", param="id") from None
 
@@ -160,7 +161,7 @@ class Api:
         values = {"status": status, "learning": learning, "policy_version": self.backend.serving_version()}
         if servers is not None:
             values["rollout_servers"] = {"in": servers.up, "of": servers.all}
-        return JSONResponse({**values, "waiting": self.engine.source.waiting}, 503 if status == "degraded" else 200)
+        return JSONResponse({**values, "waiting": self.backend.source.waiting}, 503 if status == "degraded" else 200)
 
     async def prometheus(self, request: HttpRequest) -> Response:
         return Response(self.engine.metrics.text(), media_type="text/plain; version=0.0.4")

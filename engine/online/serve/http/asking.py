@@ -6,7 +6,7 @@ import asyncio
 import math
 import queue
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ....agents.chat import ChatTemplateError
 from ..answers import Answer
-from ..requests import NotWritten, PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
+from ..requests import NotWritten, PolicyAway, Request, RequestDropped, RequestError, ServerEnds
 from ..texts import Piece
 from ..wanted import NotAsWanted
 from .completion import ChatForm, event
@@ -26,6 +26,7 @@ from .problems import HttpProblem, template_problem
 
 if TYPE_CHECKING:
     from ..backend import EngineBackend
+    from ..feedback import FeedbackKeeper
 
 KEEP_ALIVE_S = 10.0
 """Interval between comments in a waiting stream, which keep proxies from closing it."""
@@ -63,7 +64,7 @@ class ServerMetrics:
         return generate_latest(self.registry)
 
 
-def future_and_reply() -> tuple[asyncio.Future[Any], Callable[[object], None]]:
+def _future_and_reply() -> tuple[asyncio.Future[Any], Callable[[object], None]]:
     """Return a future of the running loop, and a function that settles it from any thread."""
     future: Future[object] = Future()
 
@@ -81,18 +82,35 @@ def future_and_reply() -> tuple[asyncio.Future[Any], Callable[[object], None]]:
 class Engine:
     """The handlers' access to the engine's thread."""
 
-    source: RequestSource
+    backend: EngineBackend
     metrics: ServerMetrics
+
+    async def call_keeper(self, call: Callable[[FeedbackKeeper], Mapping[str, object]]) -> Response:
+        """Return the answer of the feedback keeper. Raises HttpProblem, and the call's own KeyError or ValueError."""
+        future, reply = _future_and_reply()
+        try:
+            self.backend.source.submit_feedback((call, reply))
+            return JSONResponse(dict(await asyncio.wait_for(future, self.backend.timeout_s)))
+        except queue.Full:
+            raise HttpProblem(429, "too much feedback is waiting. Try again later.", retry_after_s=5) from None
+        except ServerEnds:
+            raise _ending() from None
+        except TimeoutError:
+            raise HttpProblem(503, "the engine did not accept the feedback in time", retry_after_s=5) from None
+        except (KeyError, ValueError):
+            raise
+        except Exception as error:
+            raise HttpProblem(500, "the feedback could not be used. See the run's log.") from error
 
     def _submit(self, request: Request) -> asyncio.Future[Answer]:
         """Submit a request, and return the future of its answer. Raises HttpProblem if the queue is full or closed."""
-        future, reply = future_and_reply()
+        future, reply = _future_and_reply()
         try:
-            self.source.submit(replace(request, reply=reply))
+            self.backend.source.submit(replace(request, reply=reply))
         except ServerEnds:
-            raise ending() from None
+            raise _ending() from None
         except queue.Full:
-            wait = max(1, math.ceil(self.source.waiting * (self.source.seconds_a_request or 1.0)))
+            wait = max(1, math.ceil(self.backend.source.waiting * (self.backend.source.seconds_a_request or 1.0)))
             raise HttpProblem(
                 429, "too many requests are waiting. Try again later.", code="rate_limit_exceeded", retry_after_s=wait
             ) from None
@@ -168,7 +186,7 @@ class Engine:
     def _checked(self, request: Request, future: asyncio.Future[Answer]) -> Answer:
         error = future.exception()
         if isinstance(error, ServerEnds):
-            raise ending()
+            raise _ending()
         if isinstance(error, PolicyAway):
             raise HttpProblem(503, f"{error}. Try again later.", retry_after_s=AWAY_AGAIN_S)
         if isinstance(error, RequestDropped):
@@ -209,6 +227,6 @@ def _timed_out(request: Request) -> HttpProblem:
     return HttpProblem(503, f"there was no answer within {round(waited, 1):g} s. Try again later.", retry_after_s=5)
 
 
-def ending() -> HttpProblem:
+def _ending() -> HttpProblem:
     """Return the error for callers of a run that is being stopped."""
     return HttpProblem(503, "the run is being stopped. Try again later.", retry_after_s=5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from ....rollouts.rollout import Rollout
 from ..answers import Answer, answer_as_json
 from ..texts import Piece, Written
 
+_IDENTIFIER = re.compile(r"(?:chatcmpl-|resp_|request-)?(\d{1,18})(?:-.*)?", re.ASCII)
 PIECE = 48
 """Characters per event if the complete answer is known at once, as after a vote."""
 
@@ -249,6 +251,14 @@ def _finish_reason(answer: Answer, index: int) -> str:
         return "stop" if answer.text is not None else "length"
     cut = bool(shown.steps) and shown.steps[-1].stop_reason in ("token_limit", "turn_limit")
     return "length" if cut or shown.stop_reason in ("max_tokens", "max_turns") else "stop"
+
+
+def request_number(identifier: str) -> int:
+    """Return the request's number in the id of its completion or response. Raises KeyError for other text."""
+    found = _IDENTIFIER.fullmatch(identifier.strip())
+    if found is None:
+        raise KeyError(identifier)
+    return int(found[1])
 
 
 def event(data: dict[str, object]) -> str:
