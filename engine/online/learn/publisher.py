@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -30,7 +30,7 @@ class Publisher:
         self.updater = self.ledger.updater
         self.queue = self.ledger.queue
         self.folder = self.writer.folder
-        self.guard = PublishingGuard(self.config.validation)
+        self.guard = PublishingGuard(self.config.validation, **(self.queue.get("guard") or {}))
         self.request = int(self.queue.get("request", 0))
         """The request number of the last update: the worker's position on the record's axis."""
         self._published_update = 0
@@ -46,9 +46,6 @@ class Publisher:
 
     def recover(self, used: int) -> None:
         """Ensure that an intact version is published, numbered no lower than `used`, the highest number used."""
-        guard = self.queue.get("guard")
-        if guard is not None:
-            self.guard.load_state_dict(guard)
         self._recover_snapshots(used)
         if self.config.updates and self.config.validation.enabled:
             self.offer()
@@ -141,10 +138,10 @@ class Publisher:
             return
         origin = {"request": candidate["request"]}
         rows = [{"kind": "validation", "time": time.time(), **origin, **result}]
-        update, before = int(candidate["update"]), self.guard.state_dict()
+        update, before = int(candidate["update"]), replace(self.guard)
         good, message = self.guard.judge(result)
         if good and not self._accept(smoothed, update, origin):  # a full disk: the candidate waits for another attempt
-            self.guard.load_state_dict(before)
+            self.guard = before
             return
         if message is not None:
             ledger.tell(message)
@@ -285,6 +282,3 @@ class PublishingGuard:
 
     def state_dict(self) -> dict[str, object]:
         return {"best": self.best, "held": self.held, "good_update": self.good_update}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best, self.held, self.good_update = state["best"], bool(state["held"]), int(state["good_update"])

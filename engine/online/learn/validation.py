@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 import xxhash
@@ -34,6 +34,7 @@ from ...rollouts.dataset import load_rows
 from ...rollouts.evaluation import evaluate
 from ...rollouts.runner import RolloutRunner, Row
 from ...runs.control.requests import ControlChannel
+from ...runs.durable import read_as
 from ...runs.paths import OnlineFolder
 from ...runs.write.writer import RunWriter
 from ..process import load_serving_policy, serving_agent, serving_settings
@@ -126,14 +127,6 @@ class ValidationProgress:
     texts: dict[str, float] | None = None
     seconds: float = 0.0
 
-    @classmethod
-    def from_json(cls, value: object) -> Self | None:
-        """Read a stored value. Returns None for anything else."""
-        try:
-            return cls(**value) if isinstance(value, dict) else None
-        except TypeError:
-            return None
-
     def result(self) -> dict[str, Any]:
         """Return both models' success rates, their difference (live − EMA), and the quality of the voted labels."""
         live, ema = (sum(outcomes) / max(len(outcomes), 1) for outcomes in (self.live, self.ema))
@@ -215,7 +208,7 @@ class Validator:
 
     def begun(self, state: str, kept: object) -> ValidationProgress:
         """Return the progress of `state`. kept: the last stored progress, of this candidate or another."""
-        last = ValidationProgress.from_json(kept)
+        last = read_as(ValidationProgress, kept)
         if last is None or last.measure != self.measure:
             return ValidationProgress(state, self.measure)
         if last.state == state:

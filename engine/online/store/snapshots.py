@@ -23,7 +23,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,6 +33,7 @@ import xxhash
 from torch import Tensor
 
 from ....configs.errors import GrpoTuiError
+from ....configs.plain_data import from_plain
 from ...runs.durable import follow_umask, make_folder, replace_file, sync_folder, write_synced
 
 POINTER = "latest_model_version.txt"
@@ -60,8 +61,8 @@ class Manifest:
     keys: tuple[str, ...]
     base_model: str
     parent_version: int
-    update: int = 0
-    created: float = 0.0
+    update: int
+    created: float
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self), indent=1).encode()
@@ -70,10 +71,8 @@ class Manifest:
     def from_bytes(cls, data: bytes) -> Manifest:
         """Parse a manifest. Raises ValueError if the bytes are not one."""
         try:
-            found = json.loads(data)
-            values = {f.name: found[f.name] for f in fields(cls)}
-            return cls(**{**values, "keys": tuple(values["keys"])})
-        except (KeyError, TypeError) as error:
+            return from_plain(cls, json.loads(data), strict=True)
+        except TypeError as error:
             raise ValueError("not a manifest") from error
 
 
