@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -117,7 +116,6 @@ def update_task(
             trajectories=tuple(t.id for t in trajectories),
             answers=tuple(t.answer for t in trajectories),
             pseudo_labels=tuple(outcome.labels[i] for i in rows),
-            confidence=outcome.confidence,
             images=() if images is None else images.save([s.images for s in chosen]),
         ),
         reward_tensor=result.contributions[rows, :steps].float(),
@@ -128,7 +126,6 @@ def update_task(
         policy_version=answer.policy_version,
         request=answer.request.number,
         engine=engine,
-        created=time.time(),
         facts={"prompt": trajectories[0].prompt_id, "source": answer.request.source},
     )
 

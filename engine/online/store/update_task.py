@@ -88,7 +88,6 @@ class Experience:
     trajectories: tuple[str, ...] = ()
     answers: tuple[str | None, ...] = ()
     pseudo_labels: tuple[str | None, ...] = ()
-    confidence: float = 0.0
     images: tuple[tuple[str, ...], ...] = ()
 
     @property
@@ -119,7 +118,6 @@ class UpdateTask:
     policy_version: int
     request: int = 0
     engine: str = ""
-    created: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
