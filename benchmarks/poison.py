@@ -184,7 +184,7 @@ def run(
                 progress.waited = 0
         look()
         if time.monotonic() > until:
-            worker.commit()
+            worker.ledger.commit()
             worker.abandon()
             progress.request = batch[-1].number + 1
             progress.back += sum("learning returns" in message for message in told)

@@ -125,16 +125,16 @@ class UpdateWorker:
         task = self.queue.take()
         if task is None:
             if self.ledger.waiting:
-                self.commit()
+                self.ledger.commit()
             if self.publisher.feedback_waits and time.monotonic() - self._feedback_at > IDLE_S:
                 self.publish(at_once=True)
             return False
         suspicious = task.attempts > 1
         if suspicious and self.ledger.waiting:
-            self.commit()  # if the task also kills this worker, only the task is repeated
+            self.ledger.commit()  # if the task also kills this worker, only the task is repeated
         self._process(task)
         if suspicious or self.ledger.waiting >= self.config.commit_every:
-            self.commit()
+            self.ledger.commit()
         if self._since_snapshot >= self.config.snapshot_every:
             self.publish()
         return True
@@ -214,18 +214,15 @@ class UpdateWorker:
 
     # ------------------------------------------------------------------------------------------------------ ending
 
-    def commit(self) -> bool:
-        return self.ledger.commit()
-
     def publish(self, *, at_once: bool = False) -> bool:
-        if not self.commit():
+        if not self.ledger.commit():
             return False
         self._since_snapshot, self._feedback_at = 0, time.monotonic()
         return self.publisher.publish(at_once=at_once)
 
     def close(self) -> None:
         """Commit and publish the rest, then release the run."""
-        if self.commit() and self._since_snapshot:
+        if self.ledger.commit() and self._since_snapshot:
             self.publish()
         self.abandon()
 
@@ -360,7 +357,7 @@ class Working:
         outcome = "updates end, state saved"
         if request.command == "pause":
             self._paused = True
-            worker.commit()
+            worker.ledger.commit()
             outcome = "learning paused: tasks wait in the queue, answers continue"
         elif request.command == "resume":
             self._paused = False

@@ -81,7 +81,6 @@ class Request:
     row: Row
     number: int = 0
     place: int = 0
-    id: str = ""
     fields: Mapping[str, object] = field(default_factory=dict)
     reply: Callable[[object], None] | None = None
     arrived: float = field(default_factory=time.perf_counter)

@@ -92,7 +92,7 @@ def test_tasks_and_updates_wait_for_room_and_none_is_lost(disk: Disk, monkeypatc
     puts.put(make_task(lora_model(), "request-7", seed=7, rows=1, length=6))
     with pytest.raises(QueueError, match="full"):  # the worker's loop waits and asks again
         run.worker.step()
-    assert not run.worker.commit()  # the update that was made stays in memory
+    assert not run.worker.ledger.commit()  # the update that was made stays in memory
     wait_for(lambda: told)
     assert "wait in memory" in told[0] and any("cannot be committed" in m for m in run.told)
     assert run.contributions() == []

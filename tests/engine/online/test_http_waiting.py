@@ -121,13 +121,13 @@ def ask(tokens: int = 0, **changes: Any) -> Request:
 def test_what_is_answered_together_is_bounded_and_alike() -> None:
     source = RequestSource(open_ended=True, batch_tokens=100)
     for request in (
-        ask(40, id="a"),
-        ask(500, id="long"),
-        ask(40, id="b"),
-        ask(10, id="own", sampling=Sampling(temperature=0.5)),
-        ask(40, id="c"),
-        ask(10, id="old", version=3),
+        ask(40, source="a"),
+        ask(500, source="long"),
+        ask(40, source="b"),
+        ask(10, source="own", sampling=Sampling(temperature=0.5)),
+        ask(40, source="c"),
+        ask(10, source="old", version=3),
     ):
         source.submit(request)
-    batches = [[r.id for r in source.take(8, 0.01)] for _ in range(5)]
+    batches = [[r.source for r in source.take(8, 0.01)] for _ in range(5)]
     assert batches == [["a", "b"], ["long"], ["own"], ["c"], ["old"]]

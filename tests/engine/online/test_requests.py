@@ -53,8 +53,8 @@ def test_a_line_of_a_pipe_that_cannot_be_read_is_answered_with_its_error(
 def test_callers_come_before_rows_and_rows_can_be_skipped() -> None:
     source = RequestSource(requests(4), open_ended=True, max_waiting=1)
     source.skip(2)
-    source.submit(Request(Row(ENV, {}, {}), id="caller"))
-    assert [r.id or r.number for r in source.take(3, 0.01)] == ["caller", 3, 4]
+    source.submit(Request(Row(ENV, {}, {}), source="caller"))
+    assert [r.source or r.number for r in source.take(3, 0.01)] == ["caller", 3, 4]
     assert source.rows_taken == 4 and not source.ended
     source.close()
     assert source.take(1, 0.01) == [] and source.ended

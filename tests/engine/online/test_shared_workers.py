@@ -59,7 +59,7 @@ def test_a_worker_that_was_replaced_publishes_nothing(run_on: Callable[[str], Ru
     time.sleep(0.5)
     worker = run_on("b")
     assert worker.worker.updater.update == 4 and pointed_version(worker.folder.snapshots) == 2
-    assert not zombie.worker.commit() and not zombie.worker.publish()
+    assert not zombie.worker.ledger.commit() and not zombie.worker.publish()
     with pytest.raises(LeaseLost):
         zombie.worker.step()
     zombie.worker.abandon()

@@ -306,7 +306,7 @@ def test_feedback_that_was_committed_before_a_kill_is_served(tmp_path: Path, gua
         judged(run, 0.8)
     run.put(1, facts={"feedback": "rating"})
     run.work(1)
-    run.worker.commit()
+    run.worker.ledger.commit()
     run.abandon()
     for _ in range(2 if guarded else 0):
         run.wait()
