@@ -13,7 +13,6 @@ from ....envs.agent import Message, sees
 from ....envs.base import Env
 from ....envs.loading import EnvLoadError, load_env_class
 from ...agents.chat import ChatTemplateError
-from ...agents.remote.server import Standing
 from ...agents.transformers_agent import TransformersAgent
 from ...runs.control.status import process_state
 from ...runs.paths import OnlineFolder
@@ -99,14 +98,8 @@ class EngineBackend:
         return len(self._tokenizer.encode(text, add_special_tokens=False))
 
     def versions(self) -> list[int]:
-        return published_versions(self.folder.snapshots)
-
-    def serving_version(self) -> int:
-        return self.follower.version
-
-    def servers(self) -> Standing | None:
-        """Return the availability of the rollout servers; None without them."""
-        return self.follower.servers()
+        """Return the versions that callers can name. 0 is the policy as loaded."""
+        return sorted({0, *published_versions(self.folder.snapshots)})
 
     def learning(self) -> str:
         """Return the state of the update worker: `running`, `paused`, `starting`, `off` or `dead`."""

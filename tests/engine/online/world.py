@@ -8,7 +8,8 @@ import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import openai
@@ -23,6 +24,7 @@ from grpo_tui.engine.online.serve.http.conversation import Uploads
 from grpo_tui.engine.online.serve.http.schema import Feedback
 from grpo_tui.engine.online.serve.requests import Request, RequestSource
 from grpo_tui.engine.online.serve.server import AnswerServer
+from grpo_tui.engine.online.serve.weights import WeightFollower
 from grpo_tui.engine.online.voting import gate, vote
 from grpo_tui.envs.base import Env
 
@@ -61,6 +63,7 @@ class StandIn(EngineBackend):
 
     def __init__(self, source: RequestSource | None = None) -> None:
         self.source = source or RequestSource()
+        self.follower = cast(WeightFollower, SimpleNamespace(version=7, servers=lambda: self.standing))
 
     def writes_text(self, environment: str, ensemble: bool | None) -> bool:
         return False
@@ -72,13 +75,7 @@ class StandIn(EngineBackend):
         return len(text.split())
 
     def versions(self) -> list[int]:
-        return [3, 7]
-
-    def serving_version(self) -> int:
-        return 7
-
-    def servers(self) -> Standing | None:
-        return self.standing
+        return [0, 3, 7]
 
     def learning(self) -> str:
         return self.worker

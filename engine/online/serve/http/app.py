@@ -145,7 +145,7 @@ class Api:
 
     async def models(self, request: HttpRequest) -> Response:
         """`GET /v1/models`: the served policy, and each version that can be requested."""
-        names = [self.backend.model, *(self._model_name(v) for v in self._versions())]
+        names = [self.backend.model, *(self._model_name(v) for v in self.backend.versions())]
         return JSONResponse({"object": "list", "data": [_model(name) for name in names]})
 
     async def model(self, request: HttpRequest) -> Response:
@@ -155,10 +155,10 @@ class Api:
 
     async def health(self, request: HttpRequest) -> Response:
         """`GET /health`: 200 while requests are answered and, if the run learns, the update worker is alive."""
-        learning, servers = self.backend.learning(), self.backend.servers()
+        learning, servers = self.backend.learning(), self.backend.follower.servers()
         answering = servers is None or servers.up > 0
         status = "ok" if answering and learning != "dead" else "degraded"
-        values = {"status": status, "learning": learning, "policy_version": self.backend.serving_version()}
+        values = {"status": status, "learning": learning, "policy_version": self.backend.follower.version}
         if servers is not None:
             values["rollout_servers"] = {"in": servers.up, "of": servers.all}
         return JSONResponse({**values, "waiting": self.backend.source.waiting}, 503 if status == "degraded" else 200)
@@ -264,9 +264,6 @@ class Api:
 
     # -------------------------------------------------------------------------------------------- models by name
 
-    def _versions(self) -> list[int]:
-        return sorted({0, *self.backend.versions()})
-
     def _model_name(self, version: int | None) -> str:
         return self.backend.model if version is None else f"{self.backend.model}@{version}"
 
@@ -276,7 +273,7 @@ class Api:
             return None
         base, _, version = name.rpartition("@")
         number = int(version) if version.isascii() and version.isdigit() and len(version) <= 12 else None
-        if base == self.backend.model and number in self._versions():
+        if base == self.backend.model and number in self.backend.versions():
             return number
         raise HttpProblem(
             404,

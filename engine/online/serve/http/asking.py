@@ -54,7 +54,7 @@ class ServerMetrics:
         )
         for name, text, value in (
             ("grpo_tui_waiting", "Questions that wait for the engine.", lambda: backend.source.waiting),
-            ("grpo_tui_policy_version", "The policy version that serves.", backend.serving_version),
+            ("grpo_tui_policy_version", "The policy version that serves.", lambda: backend.follower.version),
             ("grpo_tui_learning", "1 while the update worker is alive.", lambda: backend.learning() == "running"),
         ):
             gauge = Gauge(name, text, registry=self.registry)
