@@ -77,9 +77,9 @@ class TextGuard:
         self._rows = [torch.tensor(tokenizer.encode(t, add_special_tokens=False)) for t in TEXTS]
         self._tokens = sum(len(row) - 1 for row in self._rows)
         with started():
-            before = sum(float(self._logprobs(row)[1].sum()) for row in self._rows) / self._tokens
+            self._before = sum(float(self._logprobs(row)[1].sum()) for row in self._rows) / self._tokens
         vocabulary = cast(nn.Linear, self._model.get_output_embeddings()).weight.shape[0]
-        self.applies = before > -0.5 * math.log(vocabulary)
+        self.applies = self._before > -0.5 * math.log(vocabulary)
         """False if the first policy does not model such texts, and so has little to lose."""
 
     def measure(self) -> Mapping[str, float]:
@@ -88,16 +88,14 @@ class TextGuard:
         """
         if not self.applies:
             return {}
-        before = now = kl = 0.0
+        now = kl = 0.0
         for row in self._rows:
             logits, chosen = self._logprobs(row)
             with self._started():
-                old, old_chosen = self._logprobs(row)
+                old, _ = self._logprobs(row)
             now += float(chosen.sum())
-            before += float(old_chosen.sum())
             kl += float(kl_directions(logits, old).reverse.sum())
-        n = self._tokens
-        return {"text_before": before / n, "text_now": now / n, "text_kl": kl / n}
+        return {"text_before": self._before, "text_now": now / self._tokens, "text_kl": kl / self._tokens}
 
     @torch.no_grad()
     def _logprobs(self, row: Tensor) -> tuple[Tensor, Tensor]:

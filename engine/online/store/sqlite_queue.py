@@ -154,11 +154,9 @@ class SqliteQueue:
 
     def continue_after(self, n: int) -> None:
         with self._transaction() as db:
-            last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'journal'").fetchone()
-            if last is None:
+            changed = db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'journal'", (n,))
+            if not changed.rowcount:
                 db.execute("INSERT INTO sqlite_sequence VALUES ('journal', ?)", (n,))
-            elif last[0] < n:
-                db.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'journal'", (n,))
 
     def prune_journal(self, through: int) -> None:
         with self._transaction() as db:
@@ -212,14 +210,11 @@ class SqliteQueue:
 
     @staticmethod
     def _settle(db: sqlite3.Connection, settled: Sequence[Settled]) -> int:
-        changed = 0
-        for s in settled:
-            changed += db.execute(
-                "UPDATE tasks SET state = ?1, reason = ?2, payload = CASE ?1 WHEN 'refused' THEN payload END "
-                "WHERE id = ?3 AND state IN ('queued', 'taken')",
-                (s.outcome, s.reason, s.id),
-            ).rowcount
-        return changed
+        return db.executemany(
+            "UPDATE tasks SET state = ?1, reason = ?2, payload = CASE ?1 WHEN 'refused' THEN payload END "
+            "WHERE id = ?3 AND state IN ('queued', 'taken')",
+            [(s.outcome, s.reason, s.id) for s in settled],
+        ).rowcount
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
