@@ -97,14 +97,9 @@ def published_versions(folder: Path) -> list[int]:
 
 def pointed_version(folder: Path) -> int | None:
     """Return the version that the pointer names; None if it names none."""
-    name = _pointer_text(folder)
-    return None if name is None else version_of(name)
-
-
-def _pointer_text(folder: Path) -> str | None:
     try:
         with open(folder / POINTER, encoding="utf-8", errors="replace") as file:
-            return file.read(200).strip()
+            return version_of(file.read(200).strip())
     except FileNotFoundError:
         return None
 
@@ -343,9 +338,8 @@ class SnapshotReader:
             raise SnapshotError(f"Snapshot {file_name(version)} has no readable manifest.") from error
 
     def _pointed(self) -> int | None:
-        name = _pointer_text(self.folder)
-        pointed = None if name is None else version_of(name)
-        if name is not None and pointed is None:
+        exists, pointed = (self.folder / POINTER).exists(), pointed_version(self.folder)
+        if exists and pointed is None:
             self._report(f"The pointer {self.folder / POINTER} does not name a snapshot")
         return pointed
 
