@@ -67,7 +67,7 @@ class Sampling:
         return self.temperature is not None or self.max_tokens is not None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Request:
     """One task to answer.
 
@@ -88,7 +88,7 @@ class Request:
     version: int | None = None
     tokens: int = 0
     deadline: float | None = None
-    cancelled: threading.Event = field(default_factory=threading.Event, compare=False)
+    cancelled: threading.Event = field(default_factory=threading.Event)
     source: str = ""
     on_text: Callable[[int, Piece], None] | None = None
     """Called with the request's number and each piece of its texts, on the engine's thread."""
@@ -116,40 +116,6 @@ class Request:
         if self.deadline is not None and time.perf_counter() > self.deadline:
             return "its deadline passed before it was answered"
         return None
-
-
-class Interrupted:
-    """Requests that an unavailable policy interrupted. They are retried one by one, in case one of them caused the
-    failure."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Request] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def add(self, requests: Iterable[Request], fail: Callable[[Request, Exception], None]) -> None:
-        """Keep requests for another attempt, up to `ATTEMPTS` in all. fail: called with each of the others."""
-        for request in requests:
-            if request.attempts + 1 < ATTEMPTS:
-                self._waiting.append(replace(request, attempts=request.attempts + 1))
-            else:
-                fail(request, PolicyAway(f"no rollout server could answer it in {ATTEMPTS} attempts"))
-
-    def take(self) -> Request | None:
-        """Remove and return the next request whose caller is still waiting."""
-        while self._waiting:
-            request = self._waiting.popleft()
-            if (gone := request.gone()) is None:
-                return request
-            request.send(RequestDropped(gone))
-        return None
-
-    def send(self, problem: RequestDropped) -> None:
-        """Reply with the problem. Requests without a reply, such as from a pipe, keep waiting."""
-        for request in self._waiting:
-            request.send(problem)
-        self._waiting = deque(r for r in self._waiting if r.reply is None)
 
 
 _KEYS = ("id", "env_class_path", "env_config", "task_data")
@@ -219,7 +185,11 @@ class RequestSource:
         self._rows: Iterator[Request] = iter(rows)
         self._rows_left = True
         self._callers: deque[Request] = deque()
-        self._feedback: deque[FeedbackCall] = deque()
+        self.interrupted: deque[Request] = deque()
+        """Requests that an unavailable policy interrupted. They are retried one by one, in case one of them caused the
+        failure."""
+        self.feedback: deque[FeedbackCall] = deque()
+        """Calls that wait for the engine's thread."""
         self._ended = False
         self._changed = threading.Condition()
         self.rows_taken = 0
@@ -257,41 +227,43 @@ class RequestSource:
         """Tell all waiting and future callers, including those with feedback, that the run is ending."""
         with self._changed:
             self._ended = True
-            for request in self._callers:
-                request.send(ServerEnds())
-            for _, reply in self._feedback:
-                reply(ServerEnds())
+            self.turn_back(ServerEnds())
             self._callers.clear()
-            self._feedback.clear()
-            self._changed.notify_all()
+            for _, reply in self.take_feedback():
+                reply(ServerEnds())
 
-    def turn_back(self, problem: PolicyAway) -> None:
+    def turn_back(self, problem: RequestDropped) -> None:
         """Reply to waiting callers with the problem. Requests without a reply, such as from a pipe, keep waiting."""
         with self._changed:
-            for request in list(self._callers):
-                if request.reply is not None:
-                    self._callers.remove(request)
-                    request.reply(problem)
+            for waiting in (self._callers, self.interrupted):
+                for request in [r for r in waiting if r.reply is not None]:
+                    waiting.remove(request)
+                    request.send(problem)
             self._changed.notify_all()
+
+    def retry(self, requests: Iterable[Request], fail: Callable[[Request, Exception], None]) -> None:
+        """Keep interrupted requests for another attempt, up to `ATTEMPTS` in all. fail: called with the others."""
+        for request in requests:
+            if request.attempts + 1 < ATTEMPTS:
+                with self._changed:
+                    self.interrupted.append(replace(request, attempts=request.attempts + 1))
+            else:
+                fail(request, PolicyAway(f"no rollout server could answer it in {ATTEMPTS} attempts"))
 
     def submit_feedback(self, call: FeedbackCall) -> None:
         """Submit a call about feedback, from any thread. Raises queue.Full, and ServerEnds at the end."""
         with self._changed:
             if self._ended:
                 raise ServerEnds
-            if len(self._feedback) >= self.max_waiting:
+            if len(self.feedback) >= self.max_waiting:
                 raise queue.Full
-            self._feedback.append(call)
+            self.feedback.append(call)
             self._changed.notify_all()
-
-    @property
-    def has_feedback(self) -> bool:
-        return bool(self._feedback)
 
     def take_feedback(self) -> list[FeedbackCall]:
         with self._changed:
-            calls = list(self._feedback)
-            self._feedback.clear()
+            calls = list(self.feedback)
+            self.feedback.clear()
         return calls
 
     def skip(self, rows: int) -> None:
@@ -303,7 +275,8 @@ class RequestSource:
             self.rows_taken += 1
 
     def take(self, limit: int, timeout: float, only: Callable[[Request], bool] | None = None) -> list[Request]:
-        """Take up to `limit` requests for one batch. If there are none, wait up to `timeout` seconds for a caller.
+        """Take an interrupted request, else up to `limit` requests for one batch. If there are none, wait up to
+        `timeout` seconds for a caller.
 
         only: a filter for callers' requests. With a filter, no rows are taken.
         """
@@ -311,8 +284,10 @@ class RequestSource:
             self._drop_disconnected()
             if only is not None:
                 return self._batch(limit, only)
+            if self.interrupted:
+                return [self.interrupted.popleft()]
             if not self._callers and not self._rows_left and self.open_ended:
-                self._changed.wait_for(lambda: bool(self._callers or self._feedback) or not self.open_ended, timeout)
+                self._changed.wait_for(lambda: bool(self._callers or self.feedback) or not self.open_ended, timeout)
                 self._drop_disconnected()
             taken = self._batch(limit)
         while len(taken) < limit and self._rows_left and (not taken or taken[0].batch_key == (Sampling(), None)):
@@ -344,11 +319,11 @@ class RequestSource:
 
     def _drop_disconnected(self) -> None:
         """Drop requests whose callers disconnected or whose deadlines passed."""
-        for request in list(self._callers):
-            reason = request.gone()
-            if reason is not None:
-                self._callers.remove(request)
-                request.send(RequestDropped(reason))
+        for waiting in (self._callers, self.interrupted):
+            for request in list(waiting):
+                if (reason := request.gone()) is not None:
+                    waiting.remove(request)
+                    request.send(RequestDropped(reason))
 
     @property
     def ended(self) -> bool:

@@ -22,7 +22,7 @@ from .feedback import FeedbackKeeper
 from .inference_engine import InferenceEngine, Learned
 from .live_answers import LiveAnswers
 from .record_keeper import RecordKeeper
-from .requests import Interrupted, PolicyAway, Request, RequestError, RequestSource, ServerEnds
+from .requests import PolicyAway, Request, RequestError, RequestSource, ServerEnds
 from .watching import Absence, FailureWatch, ValidationProcess, WorkerWatch
 from .weights import WeightFollower
 
@@ -93,7 +93,6 @@ class Serving:
         self._absence = Absence(self.server_wait_s, self.keeper.event)
         self._worker = WorkerWatch(run_dir, self.config, self.queue, self.keeper.event, self._wait_on)
         self._failures = FailureWatch(self.keeper.event)
-        self._interrupted = Interrupted()
         self._open_turns = OpenTurns()
         self._delivered = 0.0
         """The time of the last answer, from `time.monotonic`."""
@@ -102,7 +101,7 @@ class Serving:
 
     def run(self) -> bool:
         """Serve until a stop request (returns False) or until no further request can come (returns True)."""
-        while not self._stopped and (self._interrupted or not self._exhausted or self._busy):
+        while not self._stopped and (self.source.interrupted or not self._exhausted or self._busy):
             self._listen()
             self._take_feedback()
             self.turn(self._take())
@@ -115,7 +114,6 @@ class Serving:
             self._keep()
         self.live.pause()
         self.source.turn_away()
-        self._interrupted.send(ServerEnds())
         for request in self.live.unanswered:
             request.send(ServerEnds())
         for answer in self._open_turns.due(all_=True):
@@ -160,7 +158,7 @@ class Serving:
             return
         self._join()
         while self.live.running.urgent and not self._stopped:
-            if not self._scoring and (self.source.has_feedback or len(self._to_learn) > BACKLOG):
+            if not self._scoring and (self.source.feedback or len(self._to_learn) > BACKLOG):
                 break
             self.live.advance()
             self._join()
@@ -235,13 +233,10 @@ class Serving:
         reason = self.follower.away()
         if (outage := self._absence.look(reason)) is not None:
             self.source.turn_back(PolicyAway(outage))
-            self._interrupted.send(PolicyAway(outage))
         if reason:
             time.sleep(self.config.poll_interval_s)
             return []
-        if (again := self._interrupted.take()) is not None:
-            return [again]
-        if self._exhausted:
+        if self._exhausted and not self.source.interrupted:
             return []
         limit = self.config.batch_requests
         room = limit if self.last is None else min(limit, self.last - self.answered)
@@ -303,7 +298,7 @@ class Serving:
         open_ = [*self.live.unrecorded, *(answer.request for answer in self._to_learn)]
         reached = min([self.answered + 1, *self._open_turns.numbers, *(r.number for r in open_)]) - 1
         row = min([self.source.rows_taken + 1, *(r.place for r in open_ if r.place)]) - 1
-        position = {} if self._interrupted else {"request": reached, "row": row}
+        position = {} if self.source.interrupted else {"request": reached, "row": row}
         self.enqueuer.put(None, **position)
         extra = {
             metric.SERVING_VERSION: float(self.follower.version),
@@ -345,7 +340,7 @@ class Serving:
             return []
         except Exception as error:
             if isinstance(error, NoServersLeft) or self.follower.away():
-                self._interrupted.add(requests, self._fail)
+                self.source.retry(requests, self._fail)
                 return []
             log.exception("answering %d requests failed", len(requests))
             if len(requests) > 1:

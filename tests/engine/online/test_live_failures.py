@@ -15,7 +15,7 @@ import torch
 from grpo_tui.engine.agents.live_batch import LiveBatch
 from grpo_tui.engine.online.serve.answers import Answer, OpenTurns
 from grpo_tui.engine.online.serve.live_answers import LiveAnswers
-from grpo_tui.engine.online.serve.requests import Interrupted, NotWritten, Request, RequestSource, ServerEnds
+from grpo_tui.engine.online.serve.requests import NotWritten, Request, RequestSource, ServerEnds
 from grpo_tui.engine.online.serve.serving import Serving
 from grpo_tui.engine.online.serve.weights import WeightFollower
 from grpo_tui.engine.online.store.snapshots import SnapshotReader
@@ -145,7 +145,6 @@ def test_rows_that_were_not_recorded_are_asked_again_after_a_restart(tmp_path: P
         last=None,
         _to_learn=deque([learnt]),
         _open_turns=OpenTurns(),
-        _interrupted=Interrupted(),
     )
     serving.follower.version = serving.enqueuer.lost = serving.enqueuer.dropped = 0
     serving.queue.depth.return_value = 0
@@ -165,6 +164,6 @@ def test_who_gives_feedback_when_the_run_ends_is_told() -> None:
     source, told = RequestSource(open_ended=True), []
     source.submit_feedback((Mock(), told.append))
     source.turn_away()
-    assert isinstance(told[0], ServerEnds) and not source.has_feedback
+    assert isinstance(told[0], ServerEnds) and not source.feedback
     with pytest.raises(ServerEnds):
         source.submit_feedback((Mock(), told.append))
