@@ -9,6 +9,7 @@ adds their journal rows. 5. Only committed updates are published.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -71,16 +72,12 @@ class UpdateWorker:
         self.store = open_store(folder, config, tell)
         if config.is_shared:
             self.writer.offer = self.store.offer_snapshot
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(self.writer.close)
             self.queue = self.store.open_queue(check=check_queue)
-        except QueueError:
-            self.writer.close()
-            raise
-        try:
+            opened.callback(self.queue.close)
             self._begin()
-        except BaseException:
-            self.abandon()
-            raise
+            self._opened = opened.pop_all()
 
     # ---------------------------------------------------------------------------------------------------- starting
 
@@ -228,8 +225,7 @@ class UpdateWorker:
 
     def abandon(self) -> None:
         """Release the run without a commit. Uncommitted work will be repeated."""
-        self.writer.close()
-        self.queue.close()
+        self._opened.close()
 
 
 def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlChannel, resume: bool) -> bool:
