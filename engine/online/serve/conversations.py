@@ -91,11 +91,13 @@ class Conversations:
 
 def assistant(text: str, calls: Sequence[Call]) -> Told:
     """Return the message for a turn of the policy."""
-    tool_calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in calls
-    ]
+    tool_calls = [tool_call(call.id, call.name, call.arguments) for call in calls]
     return {"role": "assistant", "content": text, **({"tool_calls": tool_calls} if tool_calls else {})}
+
+
+def tool_call(id: str, name: str, arguments: object) -> dict[str, object]:
+    """Return a call as in messages. arguments: an object for chat templates, JSON text for callers."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _keyed(caller: str, messages: Sequence[Told]) -> Iterator[tuple[Told, bytes]]:

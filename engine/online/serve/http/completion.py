@@ -14,6 +14,7 @@ from .....envs.trajectory import Call
 from ....agents.sampling import TokenLogprobs
 from ....rollouts.rollout import Rollout
 from ..answers import Answer, answer_as_json
+from ..conversations import tool_call
 from ..texts import Piece, Written
 
 _IDENTIFIER = re.compile(r"(?:chatcmpl-|resp_|request-)?(\d{1,18})(?:-.*)?", re.ASCII)
@@ -238,7 +239,7 @@ def _tokens(answer: Answer) -> tuple[int, int]:
 
 
 def _tool_call(call: Call) -> dict[str, object]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+    return tool_call(call.id, call.name, json.dumps(call.arguments))
 
 
 def _finish_reason(answer: Answer, index: int) -> str:

@@ -22,7 +22,7 @@ from .....configs.sections import EnvironmentConfig
 from .....envs.base import Env
 from .....envs.calls import format_call
 from ....runs.durable import replace_file
-from ..conversations import Told
+from ..conversations import Told, tool_call
 from ..wanted import JsonSchema, Wanted
 from .problems import HttpProblem
 from .schema import ChatMessage, ChatRequest, ImagePart, NamedTool, ToolPart
@@ -159,14 +159,7 @@ def told(messages: Sequence[ChatMessage]) -> list[Told]:
             raise HttpProblem(400, f"{where}: only messages of the role assistant call tools", param="messages")
         if message.tool_calls:
             converted["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {
-                        "name": call.function.name,
-                        "arguments": _arguments(call.function.arguments, f"{where}.tool_calls[{i}]"),
-                    },
-                }
+                tool_call(call.id, call.function.name, _arguments(call.function.arguments, f"{where}.tool_calls[{i}]"))
                 for i, call in enumerate(message.tool_calls)
             ]
             open_calls |= {call.id for call in message.tool_calls}
