@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
+
 from starlette.responses import JSONResponse
 
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
+@dataclass(eq=False)
 class HttpProblem(Exception):
     """An error response: HTTP status and a one-sentence message.
 
     param: the invalid field. code: OpenAI's error code, if any. retry_after_s: the header `Retry-After`.
     """
 
-    def __init__(
-        self,
-        status: int,
-        reason: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after_s: int | None = None,
-    ) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.reason = reason
-        self.param = param
-        self.code = code
-        self.retry_after_s = retry_after_s
+    status: int
+    reason: str
+    _: KW_ONLY
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__(self.reason)
 
     def body(self) -> dict[str, object]:
         kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
