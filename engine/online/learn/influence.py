@@ -29,8 +29,6 @@ class Influence:
     def __init__(self, share: float, window: int = WINDOW) -> None:
         self.share = share
         self._recent: deque[tuple[str, str]] = deque(maxlen=window)
-        self._requests: Counter[str] = Counter()
-        self._sources: Counter[str] = Counter()
 
     def weigh(self, request: str, source: str, *, labelled: bool = False, peers: Sequence[int] = ()) -> float:
         """Count one more task and return its weight.
@@ -38,36 +36,29 @@ class Influence:
         labelled: the source gave the label. peers: the number of callers with recent requests, and the number of users
         of this caller; empty if unknown.
         """
-        if len(self._recent) == self._recent.maxlen:
-            old_request, old_source = self._recent[0]
-            self._requests -= Counter([old_request])  # a count of 0 leaves the counter
-            self._sources -= Counter(levels_of(old_source))
         self._recent.append((request, source))
-        self._requests[request] += 1
-        self._sources.update(levels_of(source))
-        weight = 1.0 / self._requests[request] ** 2 if request else 1.0
-        return weight * min((self._room(name, labelled, peers) for name in levels_of(source) if name), default=1.0)
+        weight = 1.0 / sum(known == request for known, _ in self._recent) ** 2 if request else 1.0
+        tasks = Counter(name for _, known in self._recent for name in levels_of(known))
+        rooms = [self._room(name, tasks, labelled, peers) for name in levels_of(source) if name]
+        return weight * min(rooms, default=1.0)
 
-    def _room(self, name: str, labelled: bool, peers: Sequence[int]) -> float:
-        """Return the weight that the cap allows a source: 1 below the cap."""
+    def _room(self, name: str, tasks: Counter[str], labelled: bool, peers: Sequence[int]) -> float:
+        """Return the weight that the cap allows a source: 1 below the cap. tasks: the recent tasks of each source."""
         parent = name.rpartition("/")[0]  # the caller of a user, else empty
-        sources = sum(known.rpartition("/")[0] == parent for known in self._sources)
+        sources = sum(known.rpartition("/")[0] == parent for known in tasks)
         if labelled:
             sources = max(sources, peers[bool(parent)] if len(peers) == 2 else round(1 / self.share))
         cap = max(self.share, 1 / sources)
         # A single task is not a majority, so the share is relative to at least a few tasks.
-        total = self._sources[parent] if parent else len(self._recent)
-        return min(1.0, cap / (self._sources[name] / max(total, round(5 / self.share))))
+        total = tasks[parent] if parent else len(self._recent)
+        return min(1.0, cap / (tasks[name] / max(total, round(5 / self.share))))
 
     def state_dict(self) -> list[list[str]]:
         return [list(pair) for pair in self._recent]
 
     def load_state_dict(self, state: Iterable[Sequence[object]] | None) -> None:
         self._recent.clear()
-        self._requests.clear()
-        self._sources.clear()
-        for request, source in state or ():
-            self.weigh(str(request), str(source))
+        self._recent.extend((str(request), str(source)) for request, source in state or ())
 
 
 def levels_of(source: str) -> list[str]:
