@@ -18,6 +18,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from ...runs.durable import sync_folder
 
@@ -26,26 +27,17 @@ DAMAGE = re.compile(r"malformed|not a database|no such table|no such column|data
 TABLES = ("tasks", "journal", "meta")
 
 
-class Hold:
-    """A shared lock on the queue while it is open. Raises OSError.
+def is_alone(lock: IO[str]) -> bool:
+    """Lock the queue while it is open, and return whether no other process has it open. Raises OSError.
 
-    alone: no other process had the queue open. The lock is then exclusive until `share`.
+    lock: the open lock file. If no other process has the queue open, the lock is exclusive, otherwise shared.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._file = open(path.with_name(f".{path.name}.lock"), "a")  # noqa: SIM115 - held until `close`
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.alone = True
-        except BlockingIOError:
-            self.alone = False
-            self.share()
-
-    def share(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_SH)
-
-    def close(self) -> None:
-        self._file.close()
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return False
 
 
 @contextlib.contextmanager

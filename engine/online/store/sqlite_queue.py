@@ -6,6 +6,7 @@ Every task has a checksum. The readable rows of a damaged file are copied to a n
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sqlite3
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 import xxhash
 
 from ...runs.durable import make_folder
-from .queue_file import DAMAGE, Hold, identity, one_at_a_time, repair
+from .queue_file import DAMAGE, identity, is_alone, one_at_a_time, repair
 from .update_queue import (
     QUEUE_LIMIT,
     REFUSED_KEPT,
@@ -77,19 +78,19 @@ class SqliteQueue:
         try:
             make_folder(path.parent)
             with one_at_a_time(path):
-                self._hold = Hold(path)
+                self._lock = open(path.with_name(f".{path.name}.lock"), "a")  # noqa: SIM115 - held until `close`
                 try:
-                    self.repaired = repair(path, _SCHEMA) if self._hold.alone or check else None
+                    self.repaired = repair(path, _SCHEMA) if is_alone(self._lock) or check else None
                     self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
                     with self._in_words():
                         self._db.text_factory = lambda data: data.decode("utf-8", "replace")
                         self._db.execute("PRAGMA journal_mode = WAL")
                         self._db.execute("PRAGMA synchronous = FULL")  # a settled update must survive a power cut
                         self._db.executescript(_SCHEMA)
-                    self._hold.share()
+                    fcntl.flock(self._lock, fcntl.LOCK_SH)
                     self._identity = identity(path)
                 except BaseException:
-                    self._hold.close()
+                    self._lock.close()
                     raise
         except (OSError, sqlite3.Error) as error:
             raise QueueError(f"The update queue {path} cannot be opened: {error}.") from error
@@ -193,7 +194,7 @@ class SqliteQueue:
 
     def close(self) -> None:
         self._db.close()
-        self._hold.close()
+        self._lock.close()
 
     # ------------------------------------------------------------------------------------------------------ inside
 
