@@ -15,7 +15,6 @@ import signal
 import stat
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from ..launch.outcome import FAILED, alert_sender, imports, run_recorded, set_up_logging
 from ..launch.settings import read_config
 from ..runs.control.requests import ControlChannel
-from ..runs.control.status import process_state
 from ..runs.durable import Locked, hold
 from ..runs.write.writer import RunWriter
 
@@ -92,25 +90,6 @@ def end_with_parent(end: Callable[[], None] = lambda: os._exit(0)) -> None:
         end()
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
-class EngineWatch:
-    """Detects that the engine is gone, by checking every second."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        self._checked = time.monotonic()
-        self._missed = 0
-
-    def gone(self) -> bool:
-        """Return True once two checks in a row found the engine dead. Always False if the run never had an engine."""
-        if time.monotonic() - self._checked < 1.0:
-            return self._missed > 1
-        self._checked = time.monotonic()
-        state = process_state(self.run_dir, "engine")
-        dead = bool(state.get("pid")) and not state["alive"] and not state["launcher_alive"]
-        self._missed = self._missed + 1 if dead else 0
-        return self._missed > 1
 
 
 def load_serving_policy(config: RunConfig) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase]:

@@ -23,9 +23,10 @@ from torch import nn
 from ....configs.schema import RunConfig
 from ....configs.sections.online import OnlineConfig
 from ...runs.control.requests import ControlChannel, RunRequest
+from ...runs.control.status import process_state
 from ...runs.paths import OnlineFolder
 from ...runs.write.writer import RunWriter
-from ..process import EngineWatch, load_serving_policy
+from ..process import load_serving_policy
 from ..store.opening import open_store
 from ..store.snapshots import SnapshotWriter
 from ..store.update_queue import LeaseHeld, LeaseLost, Outcome, QueueDamaged, QueuedTask, QueueError, Settled, Trouble
@@ -248,12 +249,23 @@ class Working:
 
     def __post_init__(self) -> None:
         self.online = self.config.online
-        self.engine = EngineWatch(self.folder.run_dir)
         self._paused = False
+        self._checked, self._missed = time.monotonic(), 0
 
     def tell(self, message: str) -> None:
         self.writer.event("alert", message, detector="update_worker")
         print(message, file=sys.stderr)
+
+    def _engine_gone(self) -> bool:
+        """Return True once two checks in a row, a second apart, found the engine dead. Always False if the run never
+        had an engine.
+        """
+        if time.monotonic() - self._checked >= 1.0:
+            self._checked = time.monotonic()
+            state = process_state(self.folder.run_dir, "engine")
+            dead = bool(state.get("pid")) and not state["alive"] and not state["launcher_alive"]
+            self._missed = self._missed + 1 if dead else 0
+        return self._missed > 1
 
     def run(self) -> bool:
         started = {n: p.detach().clone() for n, p in self.model.named_parameters() if p.requires_grad}
@@ -314,7 +326,7 @@ class Working:
                 check_queue = check_queue or (isinstance(error, QueueDamaged) and not isinstance(error, LeaseLost))
                 if not standby.lasts:
                     trouble.begins(f"{error} Learning waits until this is fixed.")
-            if self.engine.gone() or any(r.command == "stop" for r in self.control.poll()):
+            if self._engine_gone() or any(r.command == "stop" for r in self.control.poll()):
                 return None
             time.sleep(TRY_AGAIN_S)
 
@@ -323,7 +335,7 @@ class Working:
         trouble = Trouble(self.tell)
         looked = 0.0
         while True:
-            if self.engine.gone():
+            if self._engine_gone():
                 print("the engine has exited: updates stop, and the state is saved", file=sys.stderr)
                 return
             for command in self.control.poll():
