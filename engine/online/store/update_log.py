@@ -16,10 +16,6 @@ from pathlib import Path
 
 from .update_queue import JournalRow
 
-AUDIT = "update_audit.log"
-CONTRIBUTION = "update_contribution.jsonl"
-
-_AUDIT_NUMBER = re.compile(rb"#(\d+) ")
 _TAIL_BYTES = 1 << 20
 
 
@@ -27,8 +23,8 @@ class UpdateLogs:
     """The two logs of a run. `append` raises OSError if they cannot be written, and can be repeated without loss."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.audit = run_dir / AUDIT
-        self.contribution = run_dir / CONTRIBUTION
+        self.audit = run_dir / "update_audit.log"
+        self.contribution = run_dir / "update_contribution.jsonl"
 
     def last(self) -> dict[str, int]:
         """Return the values in the last complete lines: journal number `n`, `update`, `request` and the published
@@ -80,7 +76,7 @@ def _short(value: object) -> str:
 
 
 def _audit_number(line: bytes) -> int | None:
-    match = _AUDIT_NUMBER.search(line)
+    match = re.search(rb"#(\d+) ", line)
     return int(match[1]) if match else None
 
 
