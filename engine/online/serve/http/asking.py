@@ -148,7 +148,7 @@ class Engine:
         future.add_done_callback(lambda _: arrived.put_nowait(None))
 
         async def pieces() -> AsyncIterator[str]:
-            started, sent = False, False
+            sent = False
             try:
                 while True:
                     wait = KEEP_ALIVE_S if sent else min(KEEP_ALIVE_S, _seconds_left(request))
@@ -161,16 +161,10 @@ class Engine:
                         continue
                     if item is None:
                         break
-                    number, piece = item
-                    if not started:
-                        started = True
-                        yield form.begin(number)
-                    if piece.text:
+                    if item[1].text:
                         sent = True
-                        yield form.piece(piece)
+                        yield form.piece(*item)
                 answer = self._checked(request, future)
-                if not started:
-                    yield form.begin(answer.request.number)
                 for part in form.rest(answer):
                     yield part
                 for part in form.end(answer):

@@ -23,7 +23,7 @@ PIECE = 48
 
 
 class ChatForm:
-    """Formats a chat completion: `whole`, or as events `begin`, `piece` for each piece of a text, `rest` and `end`.
+    """Formats a chat completion: `whole`, or as events `piece` for each piece of a text, `rest` and `end`.
 
     text_of_token: for log-probs.
     """
@@ -39,10 +39,9 @@ class ChatForm:
         self._sent: dict[int, tuple[int, int]] = {}
         """The numbers of characters and scores sent so far, by text."""
 
-    def name(self, number: int) -> str:
-        """Return the id of the answer to a request. All of its events carry this id."""
+    def name(self, number: int) -> None:
+        """Set the id of the answer to a request. All of its events carry this id."""
         self._identifier = f"{self.prefix}{number}-{self._random}"
-        return self._identifier
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         self.name(answer.request.number)
@@ -56,13 +55,12 @@ class ChatForm:
             choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
         return self._body("chat.completion", choices, usage=self._usage_of(answer), grpo_tui=answer_as_json(answer))
 
-    def begin(self, number: int) -> str:
-        self.name(number)
-        return self._opened(0)
+    def piece(self, number: int, piece: Piece) -> str:
+        """Return the event of a piece of text. The first piece of a text comes after the text's opening event.
 
-    def piece(self, piece: Piece) -> str:
-        """Return the event of a piece of text. The first piece of a text comes after the text's opening event."""
-        opening = self._opened(piece.index)
+        number: of the request.
+        """
+        opening = self._opened(number, piece.index)
         characters, scores = self._sent[piece.index]
         self._sent[piece.index] = characters + len(piece.text), scores + len(piece.scores)
         return opening + self._delta(piece)
@@ -70,11 +68,11 @@ class ChatForm:
     def rest(self, answer: Answer) -> Iterator[str]:
         """Yield the parts of the texts that have not been sent yet."""
         for index, written in enumerate(_texts(answer)):
-            yield self._opened(index)
+            yield self._opened(answer.request.number, index)
             characters, scored = self._sent[index]
             text, scores = written.text[characters:], written.scores[scored:]
             while text or scores:
-                yield self.piece(Piece(text[:PIECE], index, scores))
+                yield self.piece(answer.request.number, Piece(text[:PIECE], index, scores))
                 text, scores = text[PIECE:], ()
             for number, call in enumerate(written.calls):
                 yield self._chunk({"tool_calls": [{"index": number, **_tool_call(call)}]}, index)
@@ -88,10 +86,11 @@ class ChatForm:
             yield event(self._body("chat.completion.chunk", [], usage=self._usage_of(answer)))
         yield "data: [DONE]\n\n"
 
-    def _opened(self, index: int) -> str:
+    def _opened(self, number: int, index: int) -> str:
         """Return the opening event of a text, or an empty string if it was returned before."""
         if index in self._sent:
             return ""
+        self.name(number)
         self._sent[index] = 0, 0
         return self._opening(index)
 
@@ -146,15 +145,13 @@ class ResponseForm(ChatForm):
 
     prefix = "resp_"
 
-    def name(self, number: int) -> str:
-        self._number = itertools.count()
-        self._item = super().name(number).replace("resp_", "msg_")
+    def name(self, number: int) -> None:
+        super().name(number)
+        self._item = self._identifier.replace("resp_", "msg_")
         self._place = {"item_id": self._item, "output_index": 0, "content_index": 0}
-        return self._identifier
 
     def whole(self, answer: Answer) -> dict[str, Any]:
-        if not self._identifier:
-            self.name(answer.request.number)
+        self.name(answer.request.number)
         truncated = _finish_reason(answer, 0) == "length"
         status = "incomplete" if truncated else "completed"
         read, written = _tokens(answer)
@@ -174,6 +171,7 @@ class ResponseForm(ChatForm):
         )
 
     def _opening(self, index: int) -> str:
+        self._number = itertools.count()
         part = {"type": "output_text", "text": "", "annotations": []}
         item = self._message("in_progress", None)
         return (
