@@ -50,17 +50,12 @@ def vote(answers: Sequence[str | None], neighbours: Sequence[NeighbourVote] = ()
     keys = [canonical(a) for a in answers]
     tally: dict[str, float] = defaultdict(float)
     spelling: dict[str, str] = {}
-    for key, answer in zip(keys, answers, strict=True):
-        if key is not None and answer is not None:
-            tally[key] += 1.0
+    total = 0.0
+    for answer, weight in [*((a, 1.0) for a in answers), *((n.answer, n.weight) for n in neighbours)]:
+        total += weight
+        if answer is not None and (key := canonical(answer)) is not None:
+            tally[key] += weight
             spelling.setdefault(key, answer.strip())
-    total = float(len(keys))
-    for neighbour in neighbours:
-        key = canonical(neighbour.answer)
-        if key is not None:
-            tally[key] += neighbour.weight
-            spelling.setdefault(key, neighbour.answer.strip())
-            total += neighbour.weight
     winner = max(tally, key=lambda k: tally[k], default=None)  # max keeps the first of equals
     labels = tuple(_label(tally, key) for key in keys)
     return Vote(
