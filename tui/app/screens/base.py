@@ -126,16 +126,16 @@ class AppScreen(Screen[Any]):
         self.activate(names[(index + by) % len(names)])
 
     def action_scroll(self, by: int) -> None:
-        self.scrolled.scroll_lines(by)
+        self.scrolled.move_by(by)
 
     def action_page(self, by: int) -> None:
-        self.scrolled.scroll_lines(by * max(1, self.scrolled.size.height - 2))
+        self.scrolled.move_by(by * max(1, self.scrolled.size.height - 2))
 
     def action_first(self) -> None:
-        self.scrolled.scroll_line_to(0)
+        self.scrolled.move_by(-(10**9))
 
     def action_last(self) -> None:
-        self.scrolled.scroll_line_to(10**9)
+        self.scrolled.move_by(10**9)
 
     def action_help(self) -> None:
         self.shell.open(Help(self.view))
@@ -245,21 +245,9 @@ class GrowingScreen(AppScreen):
 
 
 class TableScreen(AppScreen):
-    """A screen whose scroll keys move the cursor of `table`, which a subclass creates."""
+    """A screen with a `table`, its first pane. A subclass creates it."""
 
     table: Table
-
-    def action_scroll(self, by: int) -> None:
-        self.table.move(by)
-
-    def action_page(self, by: int) -> None:
-        self.table.move(by * max(1, self.table.body_height - 1))
-
-    def action_first(self) -> None:
-        self.table.move_to(0)
-
-    def action_last(self) -> None:
-        self.table.move_to(self.table.total - 1)
 
     async def on_table_selected(self, message: Table.Selected) -> None:
         await self.run_action("open")

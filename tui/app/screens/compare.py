@@ -273,12 +273,6 @@ class CompareScreen(AppScreen):
             ),
         )
 
-    def action_scroll(self, by: int) -> None:
-        if self._active == "flips":
-            self.table.move(by)
-        else:
-            super().action_scroll(by)
-
     def action_open(self) -> None:
         self.run_worker(self._open(), group="open", exclusive=True)
 

@@ -54,7 +54,7 @@ class GroupsScreen(GrowingScreen, QueryList):
         return self.list_query.filter.startswith("prompt:")
 
     def panes(self) -> list[Pane]:
-        return [self.chart, self.table]
+        return [self.table, self.chart]
 
     def plan(self, width: int, height: int) -> list[Box]:
         rows = max(7, height // 3) if self.one_prompt and height >= 18 else 1

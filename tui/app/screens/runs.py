@@ -248,7 +248,7 @@ class RunsScreen(TableScreen):
         else:
             self.marks.append(path)
         self.table.repaint()
-        self.table.move(1)
+        self.table.move_by(1)
         self.frame.refresh_header()
 
     def action_compare(self) -> None:

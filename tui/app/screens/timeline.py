@@ -129,7 +129,7 @@ class TimelineScreen(TableScreen):
         self.table = Table("table", self._columns, lambda: [self.problem], self._fetch)
 
     def panes(self) -> list[Pane]:
-        return [self.phases, self.table]
+        return [self.table, self.phases]
 
     def plan(self, width: int, height: int) -> list[Box]:
         rows = min(self.phases.rows + 2, height // 2) if self.steps and height >= 14 else 1

@@ -130,6 +130,10 @@ class Pane:
     def scroll_lines(self, by: int) -> None:
         self.scroll_line_to(self.top + by)
 
+    def move_by(self, by: int) -> None:
+        """Handle a key that moves by lines: scroll, or move a cursor."""
+        self.scroll_lines(by)
+
     def scroll_line_to(self, top: int) -> None:
         top = max(0, min(top, self.overflow))
         if top != self.top:

@@ -141,7 +141,7 @@ class Table(Pane):
     def current(self) -> Any | None:
         return self.row(self.cursor)
 
-    def move(self, by: int) -> None:
+    def move_by(self, by: int) -> None:
         self.move_to(self.cursor + by)
 
     def move_to(self, index: int) -> None:
