@@ -61,7 +61,11 @@ async def test_cursor_reaches_the_last_row_and_reads_only_pages(run: Path) -> No
 async def test_enter_before_the_row_is_there_opens_it_when_it_comes(run: Path) -> None:
     async with running(run.parent, Trajectories(run)) as app:
         table, asked = app.screen.table, list[int]()
-        rows, table._fetch = list(table._pages[0]), lambda offset, limit: asked.append(offset)
+
+        async def asks(offset: int, limit: int) -> None:
+            asked.append(offset)
+
+        rows, table._fetch = list(table._pages[0]), asks
         table.reset(320, 2)
         await app.press("enter")
         assert app.view == "trajectories" and asked == [0]
@@ -70,7 +74,7 @@ async def test_enter_before_the_row_is_there_opens_it_when_it_comes(run: Path) -
         assert app.view == "stepper" and app.screen.n == 3
     async with running(run.parent, Trajectories(run)) as app:
         table = app.screen.table
-        rows, table._fetch = list(table._pages[0]), lambda offset, limit: None
+        rows, table._fetch = list(table._pages[0]), asks
         table.reset(320, 2)
         await app.press("enter", "j")
         table.deliver(0, rows)

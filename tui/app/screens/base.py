@@ -107,10 +107,9 @@ class AppScreen(Screen[Any]):
 
     @property
     def scrolled(self) -> Pane:
-        shown = [p for p in self.frame.panes.values() if p.shown]
-        return next(
-            (p for p in shown if p.name == self._active), shown[0] if shown else next(iter(self.frame.panes.values()))
-        )
+        panes = list(self.frame.panes.values())
+        shown = [p for p in panes if p.shown] or panes
+        return next((p for p in shown if p.name == self._active), shown[0])
 
     def activate(self, name: str) -> None:
         self._active = name

@@ -46,7 +46,7 @@ class GroupsScreen(GrowingScreen, QueryList):
         self._begin_at = n
         self._list: tuple[Query, GroupList] | None = None
         self.chart = Chart("chart")
-        self.table = Table("table", self._columns, self._empty, self._fetch)
+        self.table = Table("table", self._columns, self._empty, self.page)
 
     @property
     def one_prompt(self) -> bool:
@@ -112,18 +112,13 @@ class GroupsScreen(GrowingScreen, QueryList):
             moved = len(first) == PAGE and at_once and self.table.cursor != 0  # the user moved on during the count
             if n is None or moved:
                 position = self.table.cursor if first else 0
-            page = position // PAGE * PAGE
-            rows = await self._ask(lambda groups: self._rows(groups, page, PAGE))
+            rows = await self.read_page(position // PAGE * PAGE, PAGE)
             if self.one_prompt:
                 self._draw(await self._ask(lambda groups: groups.page(0, _POINTS)))
         except RecordError as error:
             self.problem = str(error)
         if query == self.list_query:
             self._show(Count.of(total), position // PAGE * PAGE, rows, position)
-
-    def _rows(self, groups: GroupList, offset: int, limit: int) -> Sequence[GroupRow]:
-        rows = groups.page(offset, limit)
-        return groups.with_routes(rows) if self.one_prompt else rows
 
     def _draw(self, rows: Sequence[GroupRow]) -> None:
         known = [row for row in sorted(rows, key=lambda row: row.step) if row.mean is not None]
@@ -140,17 +135,12 @@ class GroupsScreen(GrowingScreen, QueryList):
         self.table.deliver(offset, rows)
         self.frame.refresh_lines()
 
-    def _fetch(self, offset: int, limit: int) -> None:
-        self.run_worker(self._page(self.list_query, offset, limit), group="pages")
+    async def read_page(self, offset: int, limit: int) -> Sequence[GroupRow]:
+        def rows(groups: GroupList) -> Sequence[GroupRow]:
+            found = groups.page(offset, limit)
+            return groups.with_routes(found) if self.one_prompt else found
 
-    async def _page(self, query: Query, offset: int, limit: int) -> None:
-        try:
-            rows = await self._ask(lambda groups: self._rows(groups, offset, limit))
-        except RecordError as error:
-            self.problem = str(error)
-            return
-        if query == self.list_query:
-            self.table.deliver(offset, rows)
+        return await self._ask(rows)
 
     def _empty(self) -> list[str]:
         return [

@@ -47,6 +47,19 @@ class QueryList(TableScreen):
         """Read another query. With `keep`, the cursor stays on its row if that still matches."""
         raise RuntimeError(f"{type(self).__name__} does not read")
 
+    async def page(self, offset: int, limit: int) -> Sequence[object] | None:
+        """Return rows of the list for its table."""
+        try:
+            return await self.read_page(offset, limit)
+        except RecordError as error:
+            self.problem = str(error)
+            self.frame.refresh_header()
+            return None
+
+    async def read_page(self, offset: int, limit: int) -> Sequence[object]:
+        query = self.list_query
+        return await self.reads.later(lambda reader: reader.rollouts.page(query, offset=offset, limit=limit))
+
     async def place_of(self, n: int) -> int | None:
         """Return the row of trajectory `n`."""
         query = self.list_query

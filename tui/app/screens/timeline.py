@@ -126,7 +126,7 @@ class TimelineScreen(TableScreen):
         self.problem = "reading…"
         self._active_run = True
         self.phases = Phases()
-        self.table = Table("table", self._columns, lambda: [self.problem], self._fetch)
+        self.table = Table("table", self._columns, lambda: [self.problem], self._page)
 
     def panes(self) -> list[Pane]:
         return [self.table, self.phases]
@@ -168,13 +168,9 @@ class TimelineScreen(TableScreen):
         self.table.reset(len(steps), len(steps) - 1 if newest else self.table.cursor)
         self.frame.refresh_lines()
 
-    def _fetch(self, offset: int, limit: int) -> None:
-        self.run_worker(self._page(offset, limit), group="pages")
-
-    async def _page(self, offset: int, limit: int) -> None:
+    async def _page(self, offset: int, limit: int) -> Sequence[Timings]:
         steps = self.steps[offset : offset + limit]
-        if steps:
-            self.table.deliver(offset, await self.reads.later(lambda r: timings(r, steps[0], steps[-1])))
+        return await self.reads.later(lambda r: timings(r, steps[0], steps[-1])) if steps else ()
 
     def _columns(self, table: Table) -> Sequence[TableColumn]:
         p = self.palette

@@ -45,8 +45,7 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
         """The unreadable part of the record, in a few words."""
         self.following = False
         self.extras: tuple[str, ...] = ()
-        self._asking = 0
-        self.table = Table("table", self._columns, self._empty, self._fetch)
+        self.table = Table("table", self._columns, self._empty, self.page)
         self.preview = Preview()
 
     def panes(self) -> list[Pane]:
@@ -107,17 +106,14 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
 
     def _read(self, row: int | None, n: int = 0) -> None:
         """Move the cursor to trajectory `n` if it is given, else to `row`, or (None) to the start of training."""
-        self._asking += 1
         self.problem = ""
         self.table.sort = (self.list_query.sort, self.list_query.descending)
-        self.run_worker(self._start(self._asking, row, n), exclusive=True, group="count")
+        self.run_worker(self._start(row, n), exclusive=True, group="count")
 
-    async def _start(self, asking: int, row: int | None, n: int) -> None:
+    async def _start(self, row: int | None, n: int) -> None:
         query = self.list_query
         try:
             first_page = await self.reads.later(lambda reader: _begin(reader, query, row, n))
-            if asking != self._asking:
-                return
             position, rows, total, self.warning, self.extras = first_page
             self.total = total
             if row is None:
@@ -129,12 +125,9 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
             if not total.exact:
                 total = await self.reads.later(lambda r: r.rollouts.count(query))
         except RecordError as error:
-            if asking == self._asking:
-                self.problem, self.total = str(error), Count.of(0)
-                self.table.reset(0)
-                self.frame.refresh_lines()
-            return
-        if asking != self._asking:
+            self.problem, self.total = str(error), Count.of(0)
+            self.table.reset(0)
+            self.frame.refresh_lines()
             return
         if total is not self.total:
             self.total = total
@@ -142,24 +135,10 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
             self.frame.refresh_header()
         await self.read_bins()
 
-    def _fetch(self, offset: int, limit: int) -> None:
-        self.run_worker(self._page(self._asking, offset, limit), group="pages")
-
-    async def _page(self, asking: int, offset: int, limit: int) -> None:
-        query = self.list_query
-        try:
-            rows = await self.reads.later(lambda r: r.rollouts.page(query, offset=offset, limit=limit))
-        except RecordError as error:
-            self.problem = str(error)
-            self.frame.refresh_header()
-            return
-        if asking == self._asking:
-            self.table.deliver(offset, rows)
-
     async def _poll(self) -> None:
         if self.app.screen is not self or self.total is None or self.problem:
             return
-        query, asking = self.list_query, self._asking
+        query = self.list_query
         try:
             value = self.value
             if value is not None and not value.ended and value.put(*await self.reads.later(value.read)):
@@ -174,7 +153,7 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
             total = await self.reads.later(lambda r: r.rollouts.count(query))
         except GrpoTuiError:  # such as a configuration that is not written yet
             return
-        if asking == self._asking and total != self.total:
+        if query == self.list_query and self.total is not None and total != self.total:
             grew = total > self.total > 0  # the first rows bring the record's own columns, so they need a full read
             self.total = total
             if grew:

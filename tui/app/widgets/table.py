@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from .pane import Pane
 PAGE = 128
 """Rows per request."""
 _KEPT_PAGES = 12
+Fetch = Callable[[int, int], Awaitable[Sequence[object] | None]]
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class TableColumn:
 
 
 class Table(Pane):
-    """Rows with a cursor. `fetch(offset, limit)` requests a page, and `deliver` brings it later. `put` shows rows that
-    are in memory."""
+    """Rows with a cursor. `fetch(offset, limit)` reads a page (None: it cannot be read). `put` shows rows that are in
+    memory."""
 
     pad = 0
 
@@ -50,7 +51,7 @@ class Table(Pane):
         name: str,
         columns: Callable[[Any], Sequence[TableColumn]],
         empty: Callable[[], list[str]],
-        fetch: Callable[[int, int], None] = lambda offset, limit: None,
+        fetch: Fetch | None = None,
     ) -> None:
         super().__init__(name)
         self._columns_of = columns
@@ -59,7 +60,7 @@ class Table(Pane):
         self.total = 0
         self.cursor = 0
         self.sort: tuple[str, bool] = ("", False)
-        self._pages: dict[int, list[object]] = {}
+        self._pages: dict[int, Sequence[object]] = {}
         self._requested: set[int] = set()
         self._columns: tuple[int, list[tuple[TableColumn, int]]] = (-1, [])
         self.marked: Callable[[Any], str] = lambda row: " "
@@ -72,15 +73,15 @@ class Table(Pane):
     def reset(self, total: int, cursor: int = 0) -> None:
         self.total = total
         self._pages.clear()
-        self._requested.clear()
+        self._requested = set()
         self.cursor = max(0, min(cursor, total - 1))
         self.top = max(0, min(self.top, total - self.body_height))
         self._reveal()
         self.repaint()
 
     def put(self, rows: Sequence[object], cursor: int = 0) -> None:
-        self._fetch = lambda offset, limit: self.deliver(offset, rows[offset : offset + limit])
         self.reset(len(rows), cursor)
+        self._pages = {start // PAGE: rows[start : start + PAGE] for start in range(0, len(rows), PAGE)}
 
     def grow_to(self, total: int) -> None:
         if total != self.total:
@@ -93,7 +94,7 @@ class Table(Pane):
     def deliver(self, offset: int, rows: Sequence[object]) -> None:
         page = offset // PAGE
         self._requested.discard(page)
-        self._pages[page] = list(rows)
+        self._pages[page] = rows
         while len(self._pages) > _KEPT_PAGES:
             current = (self.top + self.body_height // 2) // PAGE
             del self._pages[max(self._pages, key=lambda p: abs(p - current))]
@@ -128,11 +129,15 @@ class Table(Pane):
             return None
         page, offset = divmod(index, PAGE)
         rows = self._pages.get(page)
-        if rows is None and page not in self._requested:
+        if rows is None and page not in self._requested and self._fetch is not None and self.frame is not None:
             self._requested.add(page)
-            self._fetch(page * PAGE, PAGE)
-            rows = self._pages.get(page)
+            self.frame.run_worker(self._read(page * PAGE, self._fetch, self._requested), group="pages")
         return rows[offset] if rows is not None and offset < len(rows) else None
+
+    async def _read(self, offset: int, fetch: Fetch, requested: set[int]) -> None:
+        rows = await fetch(offset, PAGE)
+        if rows is not None and requested is self._requested:  # not reset meanwhile
+            self.deliver(offset, rows)
 
     def near(self) -> list[Any]:
         return [row for page in self._pages.values() for row in page]
