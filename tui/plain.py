@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..engine.runs.notes import Note
-from ..engine.runs.types import AdvantageFormula, AdvantageTerm, TrajectoryRecord, TrajectoryRow, Use
+from ..engine.runs.types import AdvantageFormula, AdvantageTerm, Event, TrajectoryRecord, TrajectoryRow, Use
 from ..rewards.advantages.base import EPSILON
 from .advantage import SAME, formula_of, recomputed
 
@@ -20,7 +20,8 @@ class Whole:
     """A trajectory with its number, the updates that used it, and the formula of its advantage (None: unknown).
 
     `recomputed`: the advantage that GRPO would give, if none was recorded and the rewards of the group are known.
-    `step`: the training step (None: not recorded, or not read).
+    `step`: the training step (None: not recorded, or not read). `validations`: evaluations of the online learner on
+    held-out tasks, oldest first.
     """
 
     n: int
@@ -30,6 +31,11 @@ class Whole:
     recomputed: AdvantageTerm | None = None
     note: Note | None = None
     step: int | None = None
+    validations: Sequence[Event] = ()
+
+    def explained(self, group: Sequence[TrajectoryRow]) -> Whole:
+        """Return the trajectory with the formula of its advantage, which may follow from the rewards of its group."""
+        return replace(self, formula=formula_of(self.record, group), recomputed=recomputed(self.record, group))
 
 
 def read_whole(
@@ -43,8 +49,7 @@ def read_whole(
         group_of = group_of or reader.rollouts.group
         group = [row for here in reader.rollouts.rows([n]) for row in group_of(here.group)]
     note = reader.notes.read().get(record.trajectory.id)
-    uses, formula = reader.bodies.uses(n, record), formula_of(record, group)
-    return Whole(n, record, uses, formula, recomputed(record, group), note)
+    return Whole(n, record, reader.bodies.uses(n, record), note=note).explained(group)
 
 
 def trajectory_data(whole: Whole) -> dict[str, object]:

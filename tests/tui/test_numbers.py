@@ -38,7 +38,6 @@ from grpo_tui.tui.app.shell import Memory
 from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES, Palette
 from grpo_tui.tui.app.widgets.alerts import Alerts
 from grpo_tui.tui.app.widgets.chart import Chart
-from grpo_tui.tui.app.widgets.learning_lines import Learning
 from grpo_tui.tui.app.widgets.learning_panels import ROWS, ActionBars, ComponentTable, PolicyPanel
 from grpo_tui.tui.app.widgets.list_panels import GroupPanel
 from grpo_tui.tui.app.widgets.live_panels import PHASES, ServingPanel, SnapshotsPanel, SpeedPanel
@@ -46,6 +45,7 @@ from grpo_tui.tui.app.widgets.pane import Pane
 from grpo_tui.tui.app.widgets.reward_arithmetic import RewardArithmetic
 from grpo_tui.tui.app.widgets.run_card import columns as run_columns
 from grpo_tui.tui.app.widgets.table import Table, TableColumn
+from grpo_tui.tui.plain import Whole
 from grpo_tui.tui.text import distinct_names
 
 from .drive import running
@@ -266,7 +266,7 @@ def test_numbers_of_the_stepper_are_whole_at_every_width(
     for pane in (neighbours, arithmetic):
         framed(pane)
     neighbours.put(group, group[0].n)
-    arithmetic.put(record, 0, None, Learning([Use(UseKind.APPLIED, 7, advantage, total, facts={"kl": total})]))
+    arithmetic.put(Whole(1, record, [Use(UseKind.APPLIED, 7, advantage, total, facts={"kl": total})]), 0)
     for pane in (neighbours, arithmetic):
         for line in pane.build(width, height):
             assert not CUT.search(line.plain), (pane.name, line.plain)

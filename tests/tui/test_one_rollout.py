@@ -25,7 +25,8 @@ from grpo_tui.tui.advantage import equation, formula_of
 from grpo_tui.tui.app.clipboard import copy
 from grpo_tui.tui.app.comparison import Pair, align, parting
 from grpo_tui.tui.app.destinations import Stepper, Trajectories
-from grpo_tui.tui.app.widgets.learning_lines import Learning, learning_lines
+from grpo_tui.tui.app.widgets.learning_lines import learning_lines
+from grpo_tui.tui.plain import Whole
 from grpo_tui.tui.text import cut
 
 from .drive import running
@@ -144,7 +145,7 @@ async def test_the_vote_and_each_update_are_told_at_every_width(run: Path, width
     with RunReader(run) as reader:
         record = replace(reader.bodies.trajectory(1), served=SERVED, split="online", policy_version=3)
     async with running(run.parent, Stepper(run, 1)) as app:
-        lines = learning_lines(app.app.palette, record, Learning([use], found), width)
+        lines = learning_lines(app.app.palette, Whole(1, record, [use], validations=found), width)
     assert all(line.width <= width for line in lines)
     text = " ".join(" ".join(line.plain for line in lines).split())
     for part in ("policy v3", "“left”", "from this rollout", "“right”", "differs", "62 %", "request-3", "open",

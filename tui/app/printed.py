@@ -8,13 +8,11 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from ...engine.runs.types import TrajectoryRecord
-from ..advantage import recomputed_text
 from ..plain import Whole
 from ..text import literal, wrap
 from .kinds import kind_of, prepared
 from .rollout_fields import END, PROMPT, Field, RolloutTexts
 from .theme import THEMES, Palette
-from .widgets.learning_lines import Learning
 from .widgets.line import Line
 from .widgets.rendering import Renderer
 from .widgets.reward_arithmetic import RewardLines
@@ -68,7 +66,7 @@ def whole_lines(whole: Whole, width: int = WIDTH) -> Iterator[str]:
 def step_lines(whole: Whole, position: int, width: int = WIDTH) -> Iterator[str]:
     """Render a step with its reward and advantage."""
     yield from _plain(_texts(whole.record, (position,), width))
-    reward = _reward(whole, position, width)
+    reward = RewardLines(_DARK, width, whole, position)
     if not reward.of_whole or position == len(whole.record.trajectory.steps) - 1:
         yield from _plain(reward.of_step())
     if position < len(whole.record.step_advantages):
@@ -77,7 +75,7 @@ def step_lines(whole: Whole, position: int, width: int = WIDTH) -> Iterator[str]
 
 def end_lines(whole: Whole, width: int = WIDTH) -> Iterator[str]:
     """Render the answer, the reward and advantage of the rollout, and its use in learning."""
-    record, reward = whole.record, _reward(whole, 0, width)
+    record, reward = whole.record, RewardLines(_DARK, width, whole, 0)
     yield "─" * width
     yield from _plain(_texts(record, (END,), width))
     if record.breakdown is not None or record.unknown:
@@ -89,11 +87,6 @@ def end_lines(whole: Whole, width: int = WIDTH) -> Iterator[str]:
             yield from wrap(f"{what}: not recorded: {reason}", width)
     if whole.uses or record.served is not None:
         yield from _plain(reward.learned())
-
-
-def _reward(whole: Whole, position: int, width: int) -> RewardLines:
-    learning, other = Learning(whole.uses), recomputed_text(whole.recomputed)
-    return RewardLines(_DARK, width, whole.record, position, whole.formula, learning, other)
 
 
 def _plain(lines: Iterable[Line]) -> Iterator[str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from ....configs.errors import GrpoTuiError
 from ....engine.runs.notes import Note
 from ....engine.runs.search.query import Query
-from ...advantage import formula_of, recomputed
 from ...export import export_trajectory, write
 from ...format import fixed
 from ...plain import Whole
@@ -82,15 +81,15 @@ class RolloutKeys(AmongRollouts):
         record = self.cursor.record
         return None if record is None else self.reads.now.notes.read().get(record.trajectory.id)
 
-    def _rollout(self) -> Whole | None:
-        opened = self.cursor.opened
-        if opened.record is None:
+    def whole(self) -> Whole | None:
+        opened, record = self.cursor.opened, self.cursor.record
+        if record is None:
             return None
-        formula, other = formula_of(opened.record, opened.group), recomputed(opened.record, opened.group)
-        return Whole(opened.n, opened.record, opened.uses, formula, other, self.note())
+        whole = Whole(opened.n, record, opened.uses, note=self.note(), validations=opened.validations)
+        return whole.explained(opened.group)
 
     def shown_text(self) -> str:
-        whole = self._rollout()
+        whole = self.whole()
         return "\n".join(whole_lines(whole)) if whole is not None else self.cursor.opened.problem
 
     def shown_name(self) -> str:
@@ -102,7 +101,7 @@ class RolloutKeys(AmongRollouts):
             self.export(lambda: write(self.reads.path, f"trajectory-{n}.md", markdown(record)))
 
     def action_export(self) -> None:
-        whole = self._rollout()
+        whole = self.whole()
         if whole is not None:
             self.export(lambda: export_trajectory(self.reads.path, whole))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ....engine.runs.types import ToolSpec
 from ...format import fixed
+from ...plain import Whole
 from ..bindings import PLAY
 from ..destinations import Trajectories
 from ..widgets.frame import Box, SplitPart, split
@@ -176,7 +177,7 @@ class PlayScreen(ReadingScreen):
         self.tools.put(now.tools)
         self.conversation.running = not now.over
         self.conversation.put(now.record, step)
-        self.reward.put(now.record if trajectory.steps else None, step)
+        self.reward.put(Whole(0, now.record) if trajectory.steps else None, step)
         self.reward.title = "reward" if now.over else "reward so far"
         self.image.put(self.run_path, trajectory, step)
 

@@ -8,7 +8,6 @@ from ....engine.runs.errors import RecordError
 from ....engine.runs.read.bodies import Alphabet
 from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.types import TrajectoryRecord
-from ...advantage import formula_of, recomputed, recomputed_text
 from ...format import count, fixed
 from ..bindings import STEP
 from ..data import Reads
@@ -16,7 +15,6 @@ from ..outline import OutlineOf, has_step_rewards
 from ..widgets import token_view
 from ..widgets.frame import Box
 from ..widgets.image_view import ImagePane
-from ..widgets.learning_lines import Learning
 from ..widgets.line import Line
 from ..widgets.list_panels import GroupPanel
 from ..widgets.pane import Pane
@@ -194,10 +192,7 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
             kept = self.outline.filter if self.outline is not None else ""
             self.outline = OutlineOf(record, kept) if record is not None else None
         self.steps.put(self.outline, step)
-        formula = formula_of(record, opened.group) if record is not None else None
-        learning = Learning(opened.uses, opened.validations)
-        other = recomputed_text(recomputed(record, opened.group)) if record is not None else ""
-        self.reward.put(record, step, formula, learning, other)
+        self.reward.put(self.whole(), step)
         if record is not self._planned:  # panes next to the text get as many rows as they have lines
             self._planned = record
             self.frame.replan()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.style import Style
 
 from ....engine.runs.types import Event, NeighbourVote, Served, TrajectoryRecord, Use
 from ...format import MINUS, fixed, number, percent, version_text
+from ...plain import Whole
 from ...text import width as cells_of
 from ...text import wrap
 from ..theme import Palette
@@ -18,26 +18,19 @@ LABEL = 11
 _SHOWN = 6  # answers of a vote, and neighbours
 
 
-@dataclass(frozen=True)
-class Learning:
-    """Data from outside the record: updates that used the rollout, and evaluations around them."""
-
-    uses: Sequence[Use] = ()
-    validations: Sequence[Event] = ()
-
-
-def learning_lines(p: Palette, record: TrajectoryRecord, learning: Learning, width: int) -> list[Line]:
+def learning_lines(p: Palette, rollout: Whole, width: int) -> list[Line]:
     """Return lines of `width` cells, or none if nothing learns from the rollout."""
+    record = rollout.record
     if record.split == "eval":
         return []
     lines = []
     if record.served is not None:
         lines += _heading(p, "the vote", width) + _vote(p, record.served, record.policy_version, width)
     lines += _heading(p, "learning", width)
-    if not learning.uses:
+    if not rollout.uses:
         return lines + wrapped(p, _nothing(record), width, p.faint)
-    for use in learning.uses:
-        lines += _use(p, use, learning.validations, width)
+    for use in rollout.uses:
+        lines += _use(p, use, rollout.validations, width)
     return lines
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.style import Style
 
-from ....engine.runs.types import AdvantageFormula, Penalty, StepReward, TrajectoryRecord
-from ...advantage import equation
+from ....engine.runs.types import Penalty, StepReward, TrajectoryRecord
+from ...advantage import equation, recomputed_text
 from ...format import MINUS, fixed
+from ...plain import Whole
 from ...text import distinct_names, wrap
 from ..outline import has_step_rewards
 from ..theme import Palette
-from .learning_lines import Learning, learning_lines
+from .learning_lines import learning_lines
 from .line import Line, wrapped
 from .pane import Pane
 
@@ -27,18 +28,16 @@ _NUMBERS = 4  # columns: raw, normalised, weight, contribution
 
 @dataclass
 class RewardLines:
-    """The reward of a step (by position) and of its rollout as lines of `width` cells.
-
-    recomputed: the GRPO advantage of a record without one, in words.
-    """
+    """The reward of a step (by position) and of its rollout as lines of `width` cells."""
 
     palette: Palette
     width: int
-    record: TrajectoryRecord
+    rollout: Whole
     step: int
-    formula: AdvantageFormula | None = None
-    learning: Learning = field(default_factory=Learning)
-    recomputed: str = ""
+
+    @property
+    def record(self) -> TrajectoryRecord:
+        return self.rollout.record
 
     @property
     def of_whole(self) -> bool:
@@ -49,7 +48,7 @@ class RewardLines:
         p, record, reward = self.palette, self.record, self.reward
         learned = self.learned()
         if self.of_whole:
-            learned = learned if self.learning.uses or record.served is not None else []
+            learned = learned if self.rollout.uses or record.served is not None else []
             if record.breakdown is None:
                 return self._unknown("reward", "reward") + self._unknown("advantage", "advantage")
         elif reward is None:
@@ -119,18 +118,19 @@ class RewardLines:
         if record.advantage is None:
             if not record.unknown:
                 return []
-            return self._unknown("advantage", "advantage") + self._wrapped(self.recomputed, p.faint)
+            other = recomputed_text(self.rollout.recomputed)
+            return self._unknown("advantage", "advantage") + self._wrapped(other, p.faint)
         step = record.step_advantages[self.step] if self.step < len(record.step_advantages) else None
         value = fixed(record.advantage, signed=True)
         name = "advantage " if len("advantage ") + len(value) <= width else "A "
         line = Line(p).add(name, p.muted).whole(value, p.sign(record.advantage), width - len(name))
         if step is not None:
             line.whole(f"  this step {fixed(step, signed=True)}", p.text, width - line.width)
-        texts = equation(self.formula, self.step, step)
+        texts = equation(self.rollout.formula, self.step, step)
         return [line, *(line for text in texts for line in self._wrapped(text, p.faint))]
 
     def learned(self) -> list[Line]:
-        return learning_lines(self.palette, self.record, self.learning, self.width)
+        return learning_lines(self.palette, self.rollout, self.width)
 
     def _wrapped(self, text: str, style: Style) -> list[Line]:
         return wrapped(self.palette, text, self.width, style)
@@ -178,23 +178,17 @@ class RewardArithmetic(Pane):
 
     def __init__(self) -> None:
         super().__init__("reward")
-        self._put: tuple[TrajectoryRecord, int, AdvantageFormula | None, Learning, str] | None = None
+        self._rollout: Whole | None = None
+        self._step = 0
 
-    def put(
-        self,
-        record: TrajectoryRecord | None,
-        step: int,
-        formula: AdvantageFormula | None = None,
-        learning: Learning | None = None,
-        recomputed: str = "",
-    ) -> None:
-        self._put = None if record is None else (record, step, formula, learning or Learning(), recomputed)
-        has_steps = record is not None and has_step_rewards(record)
+    def put(self, rollout: Whole | None, step: int) -> None:
+        self._rollout, self._step = rollout, step
+        has_steps = rollout is not None and has_step_rewards(rollout.record)
         self.title = "reward of this step" if has_steps else "reward of the rollout"
         self.changed(keep_scroll=False)
 
     def build(self, width: int, height: int) -> list[Line]:
-        return [] if self._put is None else RewardLines(self.palette, width, *self._put).all()
+        return [] if self._rollout is None else RewardLines(self.palette, width, self._rollout, self._step).all()
 
     def rows_for(self, width: int) -> int:
         return max(1, len(self.build(width, 1_000)))
