@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...engine.runs.errors import RecordError
 from ...engine.runs.read.reader import RunReader
 from ...engine.runs.types import Event, Step, Trajectory, TrajectoryRecord, TrajectoryRow, Use
-from .rollout_fields import fields_at
+from .rollout_fields import Key, fields_at
 from .text_search import span_after, span_before
 
 _KEPT = 12
@@ -18,12 +18,12 @@ _KEPT_SIZE = 20_000_000
 """Characters in all of them. Above this, only the last two are kept."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Match:
-    """Characters `start` to `end` of a text, by step position and field position in `fields_at`."""
+    """Characters `start` to `end` of the text `key`, which is shown with a step."""
 
     step: int
-    field: int
+    key: Key
     start: int
     end: int
 
@@ -108,20 +108,18 @@ def beside(trajectory: Trajectory, words: Sequence[str], step: int, match: Match
     """Return the next (`by` +1) or previous (−1) match from a match on, or from `step` on without one."""
     last = max(0, len(trajectory.steps) - 1)
     for position in range(step, last + 1) if by > 0 else range(step, -1, -1):
+        fields = fields_at(trajectory, position)[::by]
         current = match if match is not None and match.step == position else None
-        fields = list(enumerate(fields_at(trajectory, position)))
-        for index, field in fields if by > 0 else reversed(fields):
-            if current is not None and (index < current.field if by > 0 else index > current.field):
-                continue
-            inside = current is not None and index == current.field
+        if current is not None:
+            fields = fields[[key for key, _ in fields].index(current.key) :]
+        for key, field in fields:
             if by > 0:
-                span = span_after(field.text, words, current.end if current is not None and inside else 0)
+                span = span_after(field.text, words, current.end if current is not None else 0)
             else:
-                span = span_before(
-                    field.text, words, current.start if current is not None and inside else len(field.text)
-                )
+                span = span_before(field.text, words, current.start if current is not None else len(field.text))
             if span is not None:
-                return Match(position, index, *span)
+                return Match(position, key, *span)
+            current = None  # the following texts are searched whole
     return None
 
 

@@ -192,23 +192,14 @@ class RolloutTexts:
         """Summarise a step in one line."""
         return summary(self.trajectory.steps[position], self._root)
 
-    def key_of(self, step: int, field: int) -> Key:
-        """Return the text at this position in `fields_at`."""
-        before = len(prompt_fields(self.trajectory)) if step == 0 else 0
-        if field < before:
-            return PROMPT, field
-        own = len(self.of(step))
-        index = field - before
-        return (step, index) if index < own else (END, index - own)
 
-
-def fields_at(trajectory: Trajectory, step: int) -> list[Field]:
-    """Return the texts of a step. The first step includes the prompt, the last one the answer."""
+def fields_at(trajectory: Trajectory, step: int) -> list[tuple[Key, Field]]:
+    """Return the texts of a step by key. The first step includes the prompt, the last one the answer."""
     steps = trajectory.steps
-    fields = prompt_fields(trajectory) if step == 0 else []
-    if step < len(steps):
-        fields += step_fields(steps[step])
-    return fields + (end_fields(trajectory) if step >= len(steps) - 1 else [])
+    parts = [(PROMPT, prompt_fields(trajectory))] if step == 0 else []
+    parts += [(step, step_fields(steps[step]))] if step < len(steps) else []
+    parts += [(END, end_fields(trajectory))] if step >= len(steps) - 1 else []
+    return [((position, index), field) for position, fields in parts for index, field in enumerate(fields)]
 
 
 def _seen_field(seen: Sequence[SeenImage]) -> list[Field]:

@@ -71,8 +71,8 @@ class ReadingPanel(FlowPane):
         self.title = self._heading()
         if not same:
             self._chosen = None
-            if match is not None and self.texts is not None:
-                self._open[self.texts.key_of(match.step, match.field)] = True
+            if match is not None:
+                self._open[match.key] = True
             self.changed(keep_scroll=False)
         self._reveal()
 
@@ -222,7 +222,7 @@ class ReadingPanel(FlowPane):
         """Return the line of a match, found by counting the matches before it in its part."""
         if self.texts is None or self._text_layout is None:
             return 0
-        key, flow = self.texts.key_of(match.step, match.field), self.flow
+        key, flow = match.key, self.flow
         self._expand(key[0])
         if key not in self._text_layout.places:
             return 0
