@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.segment import Segment
-from rich.style import Style
 from textual import events
 from textual.filter import Monochrome, NoColor
 from textual.geometry import Region
@@ -186,58 +185,44 @@ class Frame(Widget):
         panes = self._rows[y]
         if not panes:
             return self._border_line(y, width, height)
-        style = p.base + p.border
+        over = self._titles(y)
         segments: list[Segment] = []
-        over = self._titles(y) if any(box.y == y for box in boxes) else []
         column = 0
         for pane in panes:
             region = pane.region
-            if region.x > column:
-                self._gap(segments, y, column, region.x, style, over)
-            segments += pane.line_at(y - region.y)
+            segments += [*self._gap(y, column, region.x, over), *pane.line_at(y - region.y)]
             column = region.right
-        self._gap(segments, y, column, width, style, over)
-        return Strip(segments, width)
+        return Strip([*segments, *self._gap(y, column, width, over)], width)
 
-    def _gap(
-        self, segments: list[Segment], y: int, start: int, end: int, style: Style, over: list[tuple[int, Line]]
-    ) -> None:
-        column = start
+    def _gap(self, y: int, start: int, end: int, over: list[tuple[int, Line]]) -> list[Segment]:
+        """Return the border between two columns, with the texts in it."""
+        segments, column = [], start
         for x, line in over:
             if start <= x and x + line.width <= end:
-                segments.append(self._border(y, column, x, style))
-                segments += line.segments
+                segments += [self._border(y, column, x), *line.segments]
                 column = x + line.width
-        if column < end:
-            segments.append(self._border(y, column, end, style))
+        return [*segments, self._border(y, column, end)] if column < end else segments
 
-    def _border(self, y: int, start: int, end: int, style: Style) -> Segment:
+    def _border(self, y: int, start: int, end: int) -> Segment:
         text = self._drawn.get((y, start, end))
         if text is None:
             text = self._drawn[y, start, end] = "".join(_GLYPHS[m] for m in self._grid[y][start:end])
-        return Segment(text, style)
+        return Segment(text, self.palette.base + self.palette.border)
 
     def _titles(self, y: int) -> list[tuple[int, Line]]:
-        found = []
+        p, found = self.palette, []
         for box in self._boxes:
-            if box.y == y:
-                title = self._title(box)
-                if title is not None and title.width + 4 <= box.width:
-                    found.append((box.x + 2, _spaced(self.palette, title)))
+            pane = self.panes[box.name]
+            if box.y != y or not pane.title:
+                continue
+            room, title = max(1, box.width - 8), pane.title
+            while len(title) > room and len(shorter := title.rpartition(" · ")[0]) > room // 3:
+                title = shorter
+            line = Line(p).add("▪ " if pane.active else "", p.accent)
+            line.add(title, p.key if pane.active else p.title, most=room)
+            if line.width + 4 <= box.width:
+                found.append((box.x + 2, _spaced(p, line)))
         return found
-
-    def _title(self, box: Box) -> Line | None:
-        pane = self.panes[box.name]
-        if not pane.title:
-            return None
-        p = self.palette
-        line = Line(p)
-        if pane.active:
-            line.add("▪ ", p.accent)
-        room, title = max(1, box.width - 8), pane.title
-        while len(title) > room and len(shorter := title.rpartition(" · ")[0]) > room // 3:
-            title = shorter
-        return line.add(title, p.key if pane.active else p.title, most=room)
 
     def _border_line(self, y: int, width: int, height: int) -> Strip:
         p = self.palette
@@ -267,20 +252,9 @@ class Frame(Widget):
                 over.append((2, _spaced(p, hints)))
         if not headed:
             over += self._titles(y)
-        style = p.base + p.border
-        segments: list[Segment] = []
-        hits: list[tuple[int, int, object]] = []
-        column = 0
-        for x, line in sorted(over, key=lambda item: item[0]):
-            if x < column:
-                continue
-            segments.append(self._border(y, column, x, style))
-            segments += line.segments
-            hits += [(a + x, b + x, what) for a, b, what in line.hits]
-            column = x + line.width
-        segments.append(self._border(y, column, width, style))
-        self._hits[y] = hits
-        return Strip(segments).crop_extend(0, width, p.base)
+        over.sort(key=lambda item: item[0])
+        self._hits[y] = [(a + x, b + x, what) for x, line in over for a, b, what in line.hits]
+        return Strip(self._gap(y, 0, width, over), width)
 
     def pane_at(self, x: int, y: int) -> Pane | None:
         return next((p for p in self.panes.values() if p.region.contains(x, y)), None)
