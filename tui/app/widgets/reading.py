@@ -102,10 +102,8 @@ class ReadingPanel(FlowPane):
 
     def _choose(self, key: Key | None) -> None:
         before, self._chosen = self._chosen, key
-        if before == key or self._text_layout is None:
-            return
-        folding = self._text_layout.folding  # the notes of both changed
-        self.lay_out_again(*(folding[changed] for changed in (before, key) if changed in folding))
+        if before != key:  # their notes changed
+            self.lay_out_again(*(part for part in self.flow.parts if part.fold and part.fold in (before, key)))
 
     def choose(self, by: int) -> None:
         """Choose the next or previous text that folds."""
@@ -119,14 +117,9 @@ class ReadingPanel(FlowPane):
 
     def _notes_between(self, top: int, bottom: int) -> list[tuple[int, Key]]:
         flow, found = self.flow, []
-        folding = {
-            id(part): key for key, part in (self._text_layout.folding if self._text_layout is not None else {}).items()
-        }
-        starts = flow.starts
-        for index in range(max(0, flow.part_at(top)), min(len(flow.parts), flow.part_at(max(0, bottom - 1)) + 1)):
-            key = folding.get(id(flow.parts[index]))
-            if key is not None and top < starts[index + 1] <= bottom:
-                found.append((starts[index + 1] - 1, key))
+        for part, end in zip(flow.parts, flow.starts[1:], strict=True):
+            if part.fold is not None and top < end <= bottom:
+                found.append((end - 1, part.fold))
         return found
 
     def toggle(self, key: Key | None = None) -> bool:

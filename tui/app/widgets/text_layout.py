@@ -28,15 +28,17 @@ Make = Callable[[], "Sequence[Line] | Sequence[FlowPart]"]
 
 
 class FlowPart:
-    """Lines laid out together, or parts that replace it on first view. `key` identifies their text."""
+    """Lines laid out together, or parts that replace it on first view. `key` identifies their text. `fold`: the text
+    that can be folded or opened, if the last line says so."""
 
-    __slots__ = ("key", "lines", "make", "rows")
+    __slots__ = ("fold", "key", "lines", "make", "rows")
 
     def __init__(self, make: Make | Sequence[Line], rows: int = 1, key: tuple[int, ...] = ()) -> None:
         self.lines: Sequence[Line] | None = None if callable(make) else make
         self.make = make if callable(make) else None
         self.rows = rows if self.lines is None else len(self.lines)
         self.key = key
+        self.fold: Key | None = None
 
 
 class Flow(Sequence[Line]):
@@ -150,8 +152,7 @@ class TextLayout:
     """Lays out texts `width` cells wide.
 
     folds: fold height by role. is_open: whether a text is unfolded. is_chosen: whether `enter` acts on a text. parts:
-    the parts of the flow. folding: the part with the note of each folded text. places: the parts of each text and
-    their first characters.
+    the parts of the flow. places: the parts of each text and their first characters.
     """
 
     renderer: Renderer
@@ -163,7 +164,6 @@ class TextLayout:
     spaced: bool = False
     """Whether blank lines separate thought, words and calls."""
     parts: list[FlowPart] = field(default_factory=list)
-    folding: dict[Key, FlowPart] = field(default_factory=dict)
     places: dict[Key, tuple[Sequence[FlowPart], Sequence[int]]] = field(default_factory=dict)
 
     @property
@@ -199,7 +199,7 @@ class TextLayout:
         folds = _rows(text, room) > fold + max(_SPARE, fold // 2)
         if folds and not self.is_open(key):
             part = FlowPart(partial(self._folded, key, field, text, fold), fold + 2, key)
-            self.folding[key], self.places[key] = part, ([part], (0,))
+            part.fold, self.places[key] = key, ([part], (0,))
             self.parts.append(part)
             return
         kind = _kind(field, text)
@@ -214,7 +214,7 @@ class TextLayout:
         self.places[key] = parts, list(accumulate((len(p) + 1 for p in pieces[:-1]), initial=0))
         self.parts += parts
         if folds:
-            self.folding[key] = parts[-1]
+            parts[-1].fold = key
 
     def _fits_beside_name(self, field: Field, text: str) -> bool:
         return field.role == "call" or (
