@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -206,6 +206,10 @@ class WindowKeys(AppScreen):
             self.look_at(self.chart_view.panned(by, *self.ends()))
 
 
+CurvesRead = tuple[ChartView, dict[str, Points], dict[str, Points], Along]
+"""The view for which curves were read, the curves, their parts in its window, and its x axis."""
+
+
 class ChartKeys(WindowKeys, FollowsRun):
     """Loads the requested curves: all their steps, and the window in more detail."""
 
@@ -220,18 +224,12 @@ class ChartKeys(WindowKeys, FollowsRun):
         self.chart = Chart("chart")
         self.kl = Chart("kl")
 
-    def also(self) -> Callable[[RunReader, Reading], object]:
+    def read_more(self, reader: RunReader, reading: Reading) -> CurvesRead:
         view = self.chart_view
-
-        def curves(
-            reader: RunReader, reading: Reading
-        ) -> tuple[ChartView, dict[str, Points], dict[str, Points], Along]:
-            shown = replace(view, kind=reading.kind)
-            names = metrics_of((*shown.chart.metrics, *KL), reading.names)
-            near = read_curves(reader, names, view.window) if view.window is not None else {}
-            return view, read_curves(reader, names), near, self._along(reader, reading, shown)
-
-        return curves
+        shown = replace(view, kind=reading.kind)
+        names = metrics_of((*shown.chart.metrics, *KL), reading.names)
+        near = read_curves(reader, names, view.window) if view.window is not None else {}
+        return view, read_curves(reader, names), near, self._along(reader, reading, shown)
 
     @staticmethod
     def _along(reader: RunReader, reading: Reading, view: ChartView) -> Along:
@@ -239,7 +237,7 @@ class ChartKeys(WindowKeys, FollowsRun):
         tokens = reader.metrics.points(metric.TOKENS_TOTAL, max_points=400) if view.axis == "tokens" else []
         return along(view.axis, reading.kind, times, tokens, reading.info.created)
 
-    def take_curves(self, extra: tuple[ChartView, dict[str, Points], dict[str, Points], Along]) -> None:
+    def take_curves(self, extra: CurvesRead) -> None:
         """Store the curves, except those of a window or axis that changed during the read."""
         assert self.shown is not None
         self.chart_view = replace(self.chart_view, kind=self.shown.kind)

@@ -6,7 +6,6 @@ For an ended run only a few small files are checked, because someone may resume 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from ....engine.runs.control.status import look
 from ....engine.runs.errors import RecordError
@@ -19,7 +18,7 @@ _LOG_LINES = 60
 
 
 class FollowsRun(AppScreen):
-    """A screen that follows a run. Subclasses read more in `also` and display it in `show`."""
+    """A screen that follows a run. Subclasses read more in `read_more` and display it in `show`."""
 
     def __init__(self, reads: Reads) -> None:
         super().__init__()
@@ -29,9 +28,9 @@ class FollowsRun(AppScreen):
         self._outdated = False
         """Whether the read in progress is outdated, and must be repeated before anything is shown."""
 
-    def also(self) -> Callable[[RunReader, Reading], object]:
-        """Return a reader for extra data. This runs on the screen's thread, and the reader on the reading thread."""
-        return lambda reader, reading: None
+    def read_more(self, reader: RunReader, reading: Reading) -> object:
+        """Read extra data for `show`. This runs on the reading thread."""
+        raise RuntimeError(f"{type(self).__name__} must implement read_more")
 
     def show(self, extra: object) -> None:
         raise RuntimeError(f"{type(self).__name__} must implement show")
@@ -64,20 +63,18 @@ class FollowsRun(AppScreen):
                 return  # the run neither resumed nor ended in another way
         await self._update()
 
+    def _read(self, reader: RunReader) -> tuple[Reading, object]:
+        reading = read(reader, _LOG_LINES)
+        return reading, self.read_more(reader, reading)
+
     async def _update(self) -> None:
         if self._busy:
             return
         self._busy = True
         try:
-            also = self.also()
-
-            def reading(reader: RunReader) -> tuple[Reading, object]:
-                made = read(reader, _LOG_LINES)
-                return made, also(reader, made)
-
             while True:
                 self._outdated = False
-                shown, extra = await self.reads.later(reading)
+                shown, extra = await self.reads.later(self._read)
                 if not self._outdated:
                     break
             self.shown = shown
