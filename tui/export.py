@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .plain import Whole, trajectory_data
 from .text import file_name, literal
 
 if TYPE_CHECKING:
     from textual.app import App
 
-EXPORTS = "exports"
-
 
 def write(run: Path, name: str, text: str) -> Path:
     """Write to `exports/` in the run's folder, or else to the current folder. Raises OSError if both fail."""
     safe = file_name(name).lstrip(".")
-    for folder in (run / EXPORTS, Path.cwd()):
+    exports, here = run / "exports", Path.cwd()
+    for folder in (exports, here):
         try:
             folder.mkdir(exist_ok=True)
             file = folder / safe
@@ -32,17 +28,7 @@ def write(run: Path, name: str, text: str) -> Path:
             return file
         except OSError:
             continue
-    raise OSError(f"neither {run / EXPORTS} nor {Path.cwd()} can be written")
-
-
-def export_trajectory(run: Path, whole: Whole) -> Path:
-    """Write one trajectory to a file as JSON."""
-    return write(run, f"trajectory-{whole.n}.json", json.dumps(trajectory_data(whole), indent=1, default=str))
-
-
-def export_lines(run: Path, name: str, text: str) -> Path:
-    """Write the text on screen to a file."""
-    return write(run, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.txt", text)
+    raise OSError(f"neither {exports} nor {here} can be written")
 
 
 def open_outside(app: App[object], text: str, variable: str, name: str) -> None:

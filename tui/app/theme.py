@@ -8,7 +8,6 @@ colour-blind-safe series are those of Okabe and Ito (2008).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cached_property
 
 from rich.style import Style
 from textual.theme import Theme
@@ -67,7 +66,6 @@ class Palette:
 
     def __init__(self, colors: Colors) -> None:
         self.colors = colors
-        base = colors.background
         for f in fields(colors):
             value = getattr(colors, f.name)
             if isinstance(value, str) and f.name not in ("background", "panel", "cursor", "band"):
@@ -77,8 +75,9 @@ class Palette:
         self.key = Style(color=colors.accent, bold=True)
         self.cursor = Style(bgcolor=colors.cursor, bold=True)
         self.band = Style(bgcolor=colors.band)
-        self.base = Style(color=colors.text, bgcolor=base)
-        self.found = Style(color=base, bgcolor=colors.warn)
+        self.series = tuple(Style(color=color) for color in colors.series)
+        self.base = Style(color=colors.text, bgcolor=colors.background)
+        self.found = Style(color=colors.background, bgcolor=colors.warn)
         self.good_bold = Style(color=colors.good, bold=True)
         self.bad_bold = Style(color=colors.bad, bold=True)
         self.warn_bold = Style(color=colors.warn, bold=True)
@@ -91,10 +90,6 @@ class Palette:
     good: Style
     bad: Style
     warn: Style
-
-    @cached_property
-    def series(self) -> tuple[Style, ...]:
-        return tuple(Style(color=c) for c in self.colors.series)
 
     def status(self, status: str) -> tuple[str, Style]:
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -284,7 +285,7 @@ class PagedScreen(AppScreen):
         self.action_pager("EDITOR")
 
     def action_export(self) -> None:
-        from ...export import export_lines
+        from ...export import write
 
-        name, text = Path(self.shown_name()).stem, self.shown_text()
-        self.export(lambda: export_lines(self.reads.path, name, text))
+        name, text = f"{Path(self.shown_name()).stem}-{time.strftime('%Y%m%d-%H%M%S')}.txt", self.shown_text()
+        self.export(lambda: write(self.reads.path, name, text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -11,9 +12,9 @@ from pathlib import Path
 from ....configs.errors import GrpoTuiError
 from ....engine.runs.notes import Note
 from ....engine.runs.search.query import Query
-from ...export import export_trajectory, write
+from ...export import write
 from ...format import fixed
-from ...plain import Whole
+from ...plain import Whole, trajectory_data
 from ..data import Reads
 from ..destinations import Branching, Diff, Groups, SideBySide
 from ..outline import FILTER_HINT, Entry, OutlineOf
@@ -103,7 +104,8 @@ class RolloutKeys(AmongRollouts):
     def action_export(self) -> None:
         whole = self.whole()
         if whole is not None:
-            self.export(lambda: export_trajectory(self.reads.path, whole))
+            name, data = f"trajectory-{whole.n}.json", trajectory_data(whole)
+            self.export(lambda: write(self.reads.path, name, json.dumps(data, indent=1, default=str)))
 
 
 class OutlinePanel(FlowPane):
