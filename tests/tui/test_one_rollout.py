@@ -23,7 +23,7 @@ from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.rewards.advantages.base import spread
 from grpo_tui.tui.advantage import equation, formula_of
 from grpo_tui.tui.app.clipboard import copy
-from grpo_tui.tui.app.comparison import Pair, align, parting
+from grpo_tui.tui.app.comparison import align, parting
 from grpo_tui.tui.app.destinations import Stepper, Trajectories
 from grpo_tui.tui.app.widgets.learning_lines import learning_lines
 from grpo_tui.tui.plain import Whole
@@ -157,7 +157,7 @@ def test_steps_are_aligned_by_what_was_done() -> None:
     left = [step(0, "SEGMENT", x=1), step(1, "GET", mask=1), step(2, "ANSWER", text="a")]
     right = [step(0, "GET", mask=1), step(1, "ANSWER", text="b")]
     pairs = align(left, right)
-    assert pairs == [Pair(0, None), Pair(1, 0), Pair(2, 1)]
+    assert pairs == [(0, None), (1, 0), (2, 1)]
     assert parting(left, right, pairs) == "They first differ at step 1: only the left side has SEGMENT(x=1)."
     same = align(left[:2], left[:2])
     assert parting(left[:2], left[:2], same) == "All steps are the same."
@@ -171,8 +171,8 @@ actions = st.lists(st.sampled_from("ABC"), max_size=8)
 @given(actions, actions)
 def test_an_alignment_holds_every_step_once_and_in_order(a: list[str], b: list[str]) -> None:
     pairs = align([step(i, n) for i, n in enumerate(a)], [step(i, n) for i, n in enumerate(b)])
-    assert [p.left for p in pairs if p.left is not None] == list(range(len(a)))
-    assert [p.right for p in pairs if p.right is not None] == list(range(len(b)))
+    assert [left for left, _ in pairs if left is not None] == list(range(len(a)))
+    assert [right for _, right in pairs if right is not None] == list(range(len(b)))
 
 
 @given(st.text("ab +-−0123456789.%k", max_size=40), st.integers(1, 40))

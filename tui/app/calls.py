@@ -9,7 +9,7 @@ import difflib
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -203,8 +203,7 @@ def _shown(name: str, values: dict[str, Any], root: str) -> Shown:
 def _with_small(call: Shown) -> Shown:
     small = [a for a in call.arguments if a.name and "\n" not in a.text and len(a.text) <= 40]
     rest = [a for a in call.arguments if a not in small]
-    note = " ".join(f"{a.name}={a.text}" for a in small)
-    return Shown(call.head, call.text, call.kind, note, rest, call.result_kind)
+    return replace(call, note=" ".join(f"{a.name}={a.text}" for a in small), arguments=rest)
 
 
 def _text(arguments: Mapping[str, object], names: Sequence[str]) -> str:

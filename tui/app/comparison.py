@@ -13,6 +13,8 @@ from .short_values import arguments_text
 
 Pieces = list[tuple[str, bool]]
 """A line as pieces of text, each flagged if only this side has it."""
+Pair = tuple[int | None, int | None]
+"""Two aligned steps by position. None marks a step that one rollout lacks."""
 _WORDS = 200
 """Maximum number of words of a line that are compared. A longer line is marked whole."""
 _CHARACTERS = 4_000
@@ -30,18 +32,10 @@ _ALIGNED = 2_000
 """Maximum number of steps of a rollout for an edit script. Beyond this, steps are aligned by position."""
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two aligned steps by position. None marks a step that one rollout lacks."""
-
-    left: int | None
-    right: int | None
-
-
 def align(left: Sequence[Step], right: Sequence[Step]) -> list[Pair]:
     """Align steps by whole calls, then by call and main argument (such as a file), then by tool name."""
     if max(len(left), len(right)) > _ALIGNED:
-        return [Pair(*pair) for pair in zip_longest(range(len(left)), range(len(right)))]
+        return list(zip_longest(range(len(left)), range(len(right))))
     calls = _numbered([*left, *right])
     keys: list[tuple[Hashable, ...]] = [
         (step.action or "?", _aim(step), number) for step, number in zip((*left, *right), calls, strict=True)
@@ -54,16 +48,10 @@ def _aligned(
 ) -> Iterator[Pair]:
     """Align by the first `exact` parts of the keys, then align the gaps by fewer parts."""
     for i1, i2, j1, j2, same in _blocks([key[:exact] for key in a], [key[:exact] for key in b]):
-        if same:
-            yield from (Pair(i + x, j + y) for x, y in zip(range(i1, i2), range(j1, j2), strict=True))
-        elif exact > 1:
-            yield from _aligned(a[i1:i2], b[j1:j2], i + i1, j + j1, exact - 1)
-        elif min(i2 - i1, j2 - j1) > 0:
-            beside = zip_longest(range(i + i1, i + i2), range(j + j1, j + j2))
-            yield from (Pair(x, y) for x, y in beside)
+        if same or exact == 1:
+            yield from zip_longest(range(i + i1, i + i2), range(j + j1, j + j2))
         else:
-            yield from (Pair(x, None) for x in range(i + i1, i + i2))
-            yield from (Pair(None, y) for y in range(j + j1, j + j2))
+            yield from _aligned(a[i1:i2], b[j1:j2], i + i1, j + j1, exact - 1)
 
 
 def _aim(step: Step) -> str:
@@ -90,9 +78,9 @@ def _blocks(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int
 
 def parting(left: Sequence[Step], right: Sequence[Step], pairs: Sequence[Pair]) -> str:
     """Describe in one sentence the first difference between two rollouts."""
-    for index, pair in enumerate(pairs):
-        a = left[pair.left] if pair.left is not None else None
-        b = right[pair.right] if pair.right is not None else None
+    for index, (i, j) in enumerate(pairs):
+        a = left[i] if i is not None else None
+        b = right[j] if j is not None else None
         if a is not None and b is not None and _same(a, b):
             continue
         where = f"They first differ at step {index + 1}"
@@ -124,11 +112,7 @@ class RolloutComparison:
     def of(cls, left: TrajectoryRecord, right: TrajectoryRecord, numbers: tuple[int, int]) -> RolloutComparison:
         a, b = left.trajectory.steps, right.trajectory.steps
         pairs = align(a, b)
-        differing = [
-            i
-            for i, pair in enumerate(pairs)
-            if pair.left is None or pair.right is None or not _same(a[pair.left], b[pair.right])
-        ]
+        differing = [n for n, (i, j) in enumerate(pairs) if i is None or j is None or not _same(a[i], b[j])]
         return cls(left, right, numbers, pairs, differing, parting(a, b, pairs))
 
 
@@ -155,16 +139,10 @@ class ComparisonRow:
 def rows(left: str, right: str) -> list[ComparisonRow]:
     """Return the lines of two texts in columns. Equal lines fold, except for one next to each difference."""
     if not left or not right:
-        return [
-            ComparisonRow(*([[(x, False)], None] if left else [None, [(x, False)]]))
-            for x in (left or right).split("\n")
-        ]
+        return [_row(x if left else None, None if left else x, False) for x in (left or right).split("\n")]
     a, b = left.split("\n"), right.split("\n")
     if len(a) + len(b) > _LINES:
-        return [
-            ComparisonRow([(x, True)] if x is not None else None, [(y, True)] if y is not None else None)
-            for x, y in zip_longest(a, b)
-        ]
+        return [_row(x, y, True) for x, y in zip_longest(a, b)]
     result: list[ComparisonRow] = []
     blocks = _blocks(a, b)
     paired = any(same for *_, same in blocks)  # if all lines differ, marks show nothing
@@ -177,9 +155,13 @@ def rows(left: str, right: str) -> list[ComparisonRow]:
             result += kept
             continue
         for x, y in zip_longest(a[i1:i2], b[j1:j2]):
-            one, other = marks(x, y) if x is not None and y is not None else ([(x or "", paired)], [(y or "", paired)])
-            result.append(ComparisonRow(one if x is not None else None, other if y is not None else None))
+            result.append(_row(x, y, paired) if x is None or y is None else ComparisonRow(*marks(x, y)))
     return result
+
+
+def _row(left: str | None, right: str | None, marked: bool) -> ComparisonRow:
+    one, other = (None if text is None else [(text, marked)] for text in (left, right))
+    return ComparisonRow(one, other)
 
 
 def marks(left: str, right: str) -> tuple[Pieces, Pieces]:

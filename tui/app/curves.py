@@ -138,26 +138,23 @@ def positive(series: Series) -> Series:
 
 def by_scale(series: Sequence[Series]) -> list[list[Series]]:
     """Group curves that can share an axis. Every other scale gets its own axis."""
-    groups: list[tuple[tuple[float, float] | None, list[Series]]] = []
+    groups: list[list[Series]] = []
     for one in series:
-        own = one.range
-        for index, (known, members) in enumerate(groups):
-            if own is None or known is None or _readable(own, known):
-                both = own if known is None else known if own is None else _union(own, known)
-                groups[index] = (both, [*members, one])
-                break
+        shared = next((group for group in groups if _readable(one, group)), None)
+        if shared is not None:
+            shared.append(one)
         else:
-            groups.append((own, [one]))
-    return [members for _, members in groups]
+            groups.append([one])
+    return groups
 
 
-def _union(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
-    return min(a[0], b[0]), max(a[1], b[1])
-
-
-def _readable(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    """Return whether both curves visibly move on a shared axis. A constant only needs to be near."""
-    low, high = _union(a, b)
+def _readable(one: Series, group: Sequence[Series]) -> bool:
+    """Return whether all curves visibly move on a shared axis. A constant only needs to be near."""
+    a, ranges = one.range, [known for series in group if (known := series.range)]
+    if a is None or not ranges:
+        return True
+    b = min(low for low, _ in ranges), max(high for _, high in ranges)
+    low, high = min(a[0], b[0]), max(a[1], b[1])
     spans = [s for s in (a[1] - a[0], b[1] - b[0]) if s > 1e-9 * max(abs(low), abs(high))]
     if not spans:
         return high - low <= _APART * max(min(abs(a[1]), abs(b[1])), 1e-12)

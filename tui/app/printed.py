@@ -116,7 +116,7 @@ def _block(field: Field) -> str:
         code = f"`{literal(text)}`" if text and "`" not in text else literal(text)
         return f"{name} {code}{f' · {field.note}' if field.note else ''}".strip()
     kind = field.kind or kind_of(text)
-    fence = "`" * max(3, *(len(run) + 1 for run in _runs(text)))
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
     language = "" if kind in ("raw", "plain", "ansi", "markdown") else kind
     body = "\n".join(literal(line.expandtabs(4)) for line in text.split("\n"))
     return f"{name}{f' · {field.note}' if field.note else ''}\n\n{fence}{language}\n{body}\n{fence}".lstrip("\n")
@@ -125,7 +125,3 @@ def _block(field: Field) -> str:
 def _prose(text: str) -> str:
     parts = re.split(r"(```.*?(?:```|\Z)|`[^`\n]*`)", prepared(text, "plain"), flags=re.S)
     return "".join(part if index % 2 else re.sub(r"<(?=[A-Za-z/!?])", "&lt;", part) for index, part in enumerate(parts))
-
-
-def _runs(text: str) -> Iterator[str]:
-    yield from re.findall("`+", text) or [""]

@@ -11,7 +11,6 @@ from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen, Screen
 
-from ...text import wrap
 from ..widgets.frame import Box, Frame
 from ..widgets.line import Line, wrapped
 from ..widgets.pane import Pane
@@ -69,9 +68,6 @@ class QuestionPane(Pane):
         self.text, self.answers = text, answers
         self.cursor = 1
 
-    def rows(self, width: int) -> int:
-        return len(wrap(self.text, max(10, width))) + 1 + len(self.answers)
-
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
         lines = [*wrapped(p, self.text, width, p.text), Line(p)]
@@ -103,7 +99,7 @@ class ConfirmDialog(Modal[bool]):
         super().__init__(self.pane, widest=68)
 
     def rows(self, width: int) -> int:
-        return self.pane.rows(width)
+        return len(self.pane.build(width, 0))
 
     def hints(self, width: int) -> Line:
         p = self.pane.palette

@@ -120,8 +120,8 @@ class DiffPane(FlowPane):
 
     @staticmethod
     def _fields(compared: RolloutComparison, pair: Pair) -> dict[str, tuple[str, str]]:
-        a = compared.left.trajectory.steps[pair.left] if pair.left is not None else None
-        b = compared.right.trajectory.steps[pair.right] if pair.right is not None else None
+        a = compared.left.trajectory.steps[pair[0]] if pair[0] is not None else None
+        b = compared.right.trajectory.steps[pair[1]] if pair[1] is not None else None
         both = {name: (field_text(compared.left, a, name), field_text(compared.right, b, name)) for name in NAMES}
         return {name: texts for name, texts in both.items() if any(texts)}
 
@@ -135,7 +135,7 @@ class DiffPane(FlowPane):
         p = self.palette
         selected = i == self.at
         line = Line(p).add("▸" if selected else " ", p.accent).add("≠", p.warn_bold)
-        left, right = ("–" if n is None else str(n + 1) for n in (pair.left, pair.right))
+        left, right = ("–" if n is None else str(n + 1) for n in pair)
         name = f"step {left}" if left == right else f"step {left} │ {right}"
         line.add(f" {name} ", p.title if selected else p.muted)
         return line.add("─" * max(0, self._width - line.width), p.border)
