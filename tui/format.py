@@ -163,7 +163,7 @@ def sparkline(values: list[float], cells: int) -> str:
     if len(values) > cells:
         step = len(values) / cells
         chunks = [values[int(i * step) : max(int((i + 1) * step), int(i * step) + 1)] for i in range(cells)]
-        values = [_mean(chunk) for chunk in chunks]
+        values = [finite_mean(chunk) for chunk in chunks]
     finite = [v for v in values if math.isfinite(v)]
     if not finite:
         return ""
@@ -189,10 +189,11 @@ def trend(points: Sequence[tuple[float, float]], cells: int) -> str:
     found: list[list[float]] = [[] for _ in range(spans)]
     for step, value in points:
         found[min(spans - 1, int((step - first) / (steps[-1] - first + gap) * spans))].append(value)
-    return sparkline([_mean(values) for values in found], cells)
+    return sparkline([finite_mean(values) for values in found], cells)
 
 
-def _mean(values: Sequence[float]) -> float:
+def finite_mean(values: Sequence[float]) -> float:
+    """Return the mean of the finite values, or NaN without any."""
     finite = [v for v in values if math.isfinite(v)]
     return sum(v / len(finite) for v in finite) if finite else math.nan
 

@@ -18,6 +18,7 @@ from ...engine.runs.errors import RecordError
 from ...engine.runs.health.headline import RATE_WINDOW
 from ...engine.runs.read.reader import RunReader
 from ...engine.runs.types import Event, RunInfo
+from ..format import finite_mean
 
 Severity = Literal["failure", "warning", "asked", "hint", "good"]
 SEVERITIES: tuple[Severity, ...] = ("failure", "warning", "asked", "hint", "good")
@@ -166,7 +167,7 @@ def read(reader: RunReader, log_lines: int) -> Reading:
         for name in RATES:
             if name in points:
                 newest = reader.metrics.points(name, after_step=points[name][0] - RATE_WINDOW)
-                latest[name] = _mean([value for _, value in newest])
+                latest[name] = finite_mean([value for _, value in newest])
         trends = {n: reader.metrics.points(n, max_points=TREND) for n in names if n.startswith(_TRENDS)}
         pace = _pace(reader, points)
         reading = replace(reading, names=names, latest=latest, trends=trends, seconds_a_step=pace)
@@ -196,17 +197,11 @@ def _pace(reader: RunReader, points: Mapping[str, tuple[int, float]]) -> float |
     if metric.STEP_SECONDS not in points:
         return None
     last = points[metric.STEP_SECONDS][0]
-    steps = _mean([value for _, value in reader.metrics.points(metric.STEP_SECONDS, after_step=last - PACE_STEPS)])
-    evaluations = (
-        reader.metrics.points(metric.EVALUATE_SECONDS, after_step=0) if metric.EVALUATE_SECONDS in points else []
-    )
+    recent = reader.metrics.points(metric.STEP_SECONDS, after_step=last - PACE_STEPS)
+    evaluations = reader.metrics.points(metric.EVALUATE_SECONDS, after_step=0)
+    steps = finite_mean([value for _, value in recent])
     share = math.fsum(value for _, value in evaluations if math.isfinite(value)) / max(last, 1)
     return steps + share if math.isfinite(steps) else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    finite = [v for v in values if math.isfinite(v)]
-    return math.fsum(finite) / len(finite) if finite else math.nan
 
 
 def spread_of(name: str) -> str:

@@ -164,12 +164,8 @@ class RolloutTexts:
     """The texts of a rollout by step. raw: steps exactly as recorded. task: the prompt includes the task."""
 
     def __init__(self, trajectory: Trajectory, raw: bool = False, task: bool = False) -> None:
-        self.trajectory = trajectory
+        self.trajectory, self._raw, self._task = trajectory, raw, task
         self._root = root_of(trajectory)
-        self.change(raw, task)
-
-    def change(self, raw: bool, task: bool) -> None:
-        self._raw, self._task = raw, task
         self._made: dict[int, list[Field]] = {}
 
     def of(self, position: int) -> list[Field]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from ....engine.runs.errors import RecordError
 from ....engine.runs.read.reader import RunReader
@@ -68,19 +69,17 @@ class DiffScreen(PagedScreen):
         return "" if action == "pool" and self.others else label
 
     def on_mount(self) -> None:
-        self._begin(self._choose(either=True))
+        self._begin(partial(self._choose, either=True))
 
-    def _begin(self, work: Coroutine[object, object, None]) -> None:
+    def _begin(self, work: Callable[[], Awaitable[None]]) -> None:
         self.run_worker(self._report_problems(work), group="diff", exclusive=True)
 
-    async def _report_problems(self, work: Coroutine[object, object, None]) -> None:
+    async def _report_problems(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             with self.patience(lambda: self.body.put(None, "reading…")):
-                await work
+                await work()
         except (RecordError, LookupError) as error:
             self.body.put(None, str(error))
-        finally:
-            work.close()
         self.frame.refresh_lines()
 
     async def _choose(self, either: bool = False) -> None:
@@ -112,12 +111,12 @@ class DiffScreen(PagedScreen):
     def action_other(self, by: int) -> None:
         if self.rows:
             self.at = (self.at + by) % len(self.rows)
-            self._begin(self._compare())
+            self._begin(self._compare)
 
     def action_pool(self) -> None:
         if self.left is not None and not self.others:
             self.of_prompt = not self.of_prompt
-            self._begin(self._choose())
+            self._begin(self._choose)
 
     def action_step(self, by: int) -> None:
         if not self.body.move(by) and self.body.compared is not None and not self.body.differing():

@@ -46,7 +46,7 @@ class GroupsScreen(GrowingScreen, QueryList):
         self._begin_at = n
         self._list: tuple[Query, GroupList] | None = None
         self.chart = Chart("chart")
-        self.table = Table("table", self._columns, self._empty, self.page)
+        self.table = Table("table", lambda t: columns(self.palette, t.near(), self.one_prompt), self._empty, self.page)
 
     @property
     def one_prompt(self) -> bool:
@@ -148,9 +148,6 @@ class GroupsScreen(GrowingScreen, QueryList):
             "",
             "f changes the filter · / the search · c clears both · z lists rollouts",
         ]
-
-    def _columns(self, table: Table) -> Sequence[TableColumn]:
-        return columns(self.palette, table.near(), self.one_prompt)
 
     def action_open(self) -> None:
         row = self.table.current

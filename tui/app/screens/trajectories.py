@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from ..widgets.frame import Box, SplitPart, split
 from ..widgets.line import Line
 from ..widgets.list_panels import Preview
 from ..widgets.pane import Pane
-from ..widgets.table import PAGE, Table, TableColumn
+from ..widgets.table import PAGE, Table
 from .base import PagedScreen
 from .histogram_keys import HistogramKeys
 
@@ -45,7 +44,9 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
         """The unreadable part of the record, in a few words."""
         self.following = False
         self.extras: tuple[str, ...] = ()
-        self.table = Table("table", self._columns, self._empty, self.page)
+        self.table = Table(
+            "table", lambda table: rollout_columns(self.palette, self.extras, table.near()), self._empty, self.page
+        )
         self.preview = Preview()
 
     def panes(self) -> list[Pane]:
@@ -165,9 +166,6 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
             else:
                 self._read(min(self.table.cursor, max(0, total - 1)))
             self.frame.refresh_header()
-
-    def _columns(self, table: Table) -> Sequence[TableColumn]:
-        return rollout_columns(self.palette, self.extras, table.near())
 
     def _empty(self) -> list[str]:
         ways = ["", "f changes the filter · / the search · c clears both"]

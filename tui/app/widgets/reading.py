@@ -67,7 +67,7 @@ class ReadingPanel(FlowPane):
         self.record, self.step, self.problem, self.match = record, step, problem, match
         if not known:
             self._open, self._all = {}, False
-            self.texts = RolloutTexts(record.trajectory, self.raw, self.whole_prompt) if record is not None else None
+            self._take_texts()
         self.title = self._heading()
         if not same:
             self._chosen = None
@@ -75,6 +75,10 @@ class ReadingPanel(FlowPane):
                 self._open[match.key] = True
             self.changed(keep_scroll=False)
         self._reveal()
+
+    def _take_texts(self) -> None:
+        record = self.record
+        self.texts = RolloutTexts(record.trajectory, self.raw, self.whole_prompt) if record is not None else None
 
     def _heading(self) -> str:
         if self.texts is None:
@@ -137,15 +141,13 @@ class ReadingPanel(FlowPane):
 
     def toggle_raw(self) -> None:
         self.raw, self._open = not self.raw, {}
-        if self.texts is not None:
-            self.texts.change(self.raw, self.whole_prompt)
+        self._take_texts()
         self.title = self._heading()
         self._again(None)
 
     def toggle_prompt(self) -> None:
         self.whole_prompt = not self.whole_prompt
-        if self.texts is not None:
-            self.texts.change(self.raw, self.whole_prompt)
+        self._take_texts()
         self.changed(keep_scroll=False)
 
     def _again(self, key: Key | None) -> None:

@@ -162,8 +162,7 @@ class TokenView(FlowPane):
             if other or (i - begin >= _TOGETHER and ends_line) or i - begin >= 4 * _TOGETHER:
                 texts = self._texts[begin:i]
                 rows = sum(map(len, texts)) // room + sum("\n" in text for text in texts) + 1
-                key = (self._turns[start], int(bool(self._mask[start])), begin) if begin > start else (
-                    self._turns[start], int(bool(self._mask[start])))  # fmt: skip
+                key = (self._turns[start], int(bool(self._mask[start])), *([begin] if begin > start else []))
                 parts.append(FlowPart(partial(self._lines, begin, i, begin == start, width), rows, key))
                 self._begins.append(begin)
                 begin = i
