@@ -144,7 +144,7 @@ def test_images_are_sent_the_way_the_terminal_shows_them(run: Path, kind: str, b
 
 
 def test_how_a_terminal_shows_images_is_read_from_its_environment() -> None:
-    from grpo_tui.tui.app.widgets.graphics import kind
+    from grpo_tui.tui.app.widgets.image_view import kind
 
     assert kind({"TERM": "xterm-kitty"}) == "kitty"
     assert kind({"TERM": "xterm-256color", "TERM_PROGRAM": "ghostty"}) == "kitty"
