@@ -13,11 +13,10 @@ import pytest
 from grpo_tui.engine.runs.read.bodies import Bodies
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import Step
-from grpo_tui.tui.app.calls import summary
+from grpo_tui.tui.app.calls import brief, summary
 from grpo_tui.tui.app.comparison import RolloutComparison, align
 from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.app.rollout_fields import step_fields
-from grpo_tui.tui.app.short_values import brief
 from grpo_tui.tui.app.text_search import span_before
 from grpo_tui.tui.app.widgets.diff_pane import DiffPane
 from grpo_tui.tui.app.widgets.text_layout import Flow

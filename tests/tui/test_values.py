@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from grpo_tui.engine.runs.types import TrajectoryRow
 from grpo_tui.envs.trajectory import Call, Step
-from grpo_tui.tui.app.calls import ended, said, shown
+from grpo_tui.tui.app.calls import brief, ended, said, shown
 from grpo_tui.tui.app.destinations import Runs
 from grpo_tui.tui.app.rollout_columns import rollout_columns
-from grpo_tui.tui.app.short_values import brief
 from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES, Palette
 
 from .drive import running

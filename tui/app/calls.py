@@ -1,22 +1,23 @@
 """A tool call for display: the main argument in one line, the others as texts, and the outcome.
 
-Agents write thoughts in a field, in tags or in a channel. `said` finds all of them.
+Arguments may hold megabytes, so only the visible part is written out. Agents write thoughts in a field, in tags or in a
+channel. `said` finds all of them.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from ...engine.runs.types import Call, Step, Trajectory
-from ..text import width
+from ..text import FIELD_LIMIT, width
 from .kinds import by_path
-from .short_values import arguments_text, brief
 
 _TAGS = re.compile(r"<(think|thinking|thought|reasoning)>(.*?)(?:</\1>|\Z)", re.S)
 _CHANNEL = re.compile(
@@ -71,6 +72,13 @@ _VERBS = {
     "str_replace_editor": "edit", "str_replace_based_edit_tool": "edit", "str_replace": "edit", "text_editor": "edit",
     "edit_file": "edit", "apply_patch": "edit", "create_file": "write", "write_file": "write",
 }  # fmt: skip
+_VALUE = 24
+"""Maximum number of characters of an argument in a heading."""
+_CALL = 400
+"""Characters of a call after which further arguments are left out."""
+_JSON: dict[object, str] = {True: "true", False: "false", None: "null"}
+_DEEP = 20
+"""Nesting levels of a value that are written out."""
 _SHORT = 120
 """Longest one-line value, in characters, that goes in the call's line."""
 _COMPARED = 600
@@ -309,3 +317,52 @@ def summary(step: Step, root: str = "") -> str:
     thought, words = said(step)
     lines = [line.strip() for text in (words, thought) for line in text[:2000].splitlines() if line.strip()]
     return lines[0] if lines else "? no call" if step.label == "?" else "(nothing)"
+
+
+def brief(value: object, limit: int = FIELD_LIMIT, *, as_json: bool = False) -> str:
+    """Format a value like `repr`, or as JSON, in at most `limit` characters. The rest is never formatted."""
+    pieces: list[str] = []
+    room = limit
+    for piece in _pieces(value, limit, as_json):
+        pieces.append(piece)
+        room -= len(piece)
+        if room < 0:
+            break
+    text = "".join(pieces)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _pieces(value: object, limit: int, as_json: bool, depth: int = 0) -> Iterator[str]:
+    if isinstance(value, str):
+        yield json.dumps(value[: limit + 1], ensure_ascii=False) if as_json else repr(value[: limit + 1])
+    elif depth > _DEEP:
+        yield "…"
+    elif isinstance(value, Mapping):
+        yield "{"
+        for index, (key, inner) in enumerate(value.items()):
+            yield ", " if index else ""
+            yield from _pieces(key, limit, as_json, depth + 1)
+            yield ": "
+            yield from _pieces(inner, limit, as_json, depth + 1)
+        yield "}"
+    elif isinstance(value, (list, tuple)):
+        yield "["
+        for index, inner in enumerate(value):
+            yield ", " if index else ""
+            yield from _pieces(inner, limit, as_json, depth + 1)
+        yield "]"
+    else:
+        yield _JSON.get(value, repr(value)) if as_json and isinstance(value, bool | None) else repr(value)
+
+
+def arguments_text(arguments: Mapping[str, object], limit: int = _VALUE) -> str:
+    """Format arguments as `(mask=7)` with at most `limit` characters per value."""
+    shown: list[str] = []
+    room = max(_CALL, limit)
+    for key, value in arguments.items():
+        if room <= 0:
+            shown.append("…")
+            break
+        shown.append(f"{key if len(key) <= limit else key[: limit - 1] + '…'}={brief(value, limit)}")
+        room -= len(shown[-1])
+    return f"({', '.join(shown)})"

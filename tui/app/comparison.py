@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from ...engine.runs.types import Step, TrajectoryRecord
-from .calls import calls_of, shown, summary
-from .short_values import arguments_text
+from .calls import arguments_text, calls_of, shown, summary
 
 Pieces = list[tuple[str, bool]]
 """A line as pieces of text, each flagged if only this side has it."""

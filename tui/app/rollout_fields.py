@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from ...engine.runs.types import Call, SeenImage, Step, Trajectory
 from ..format import duration
-from .calls import bare, calls_of, ended, root_of, said, shown, summary, written
-from .short_values import brief
+from .calls import bare, brief, calls_of, ended, root_of, said, shown, summary, written
 
 
 @dataclass(frozen=True)
