@@ -76,15 +76,13 @@ def _compared(runs: Sequence[RunInfo]) -> tuple[list[Evaluation], list[Compariso
 class ConfigTable(Pane):
     """One line per setting, one column per run. Differences are marked."""
 
+    name = "configs"
     title = "Settings that differ"
+    names: Sequence[str] = ()
+    configs: Sequence[Mapping[str, str]] = ()
+    all_keys = False
 
-    def __init__(self) -> None:
-        super().__init__("configs")
-        self.names: list[str] = []
-        self.configs: list[dict[str, str]] = []
-        self.all_keys = False
-
-    def put(self, names: list[str], configs: list[dict[str, str]]) -> None:
+    def put(self, names: Sequence[str], configs: Sequence[Mapping[str, str]]) -> None:
         self.names, self.configs = names, configs
         self.changed()
 
@@ -124,12 +122,10 @@ class ConfigTable(Pane):
 class EvaluationPane(Pane):
     """The results of `grpo-tui eval` for the runs."""
 
+    name = "evaluations"
     title = "Evaluations"
-
-    def __init__(self) -> None:
-        super().__init__("evaluations")
-        self.results: Sequence[Evaluation] = ()
-        self.compared: Sequence[Comparison] = ()
+    results: Sequence[Evaluation] = ()
+    compared: Sequence[Comparison] = ()
 
     def put(self, results: Sequence[Evaluation], compared: Sequence[Comparison]) -> None:
         self.results, self.compared = results, compared

@@ -111,12 +111,9 @@ class RolloutKeys(AmongRollouts):
 class OutlinePanel(FlowPane):
     """Number, sign, call, size, reward or advantage of each step. Further calls are branches."""
 
-    title = "steps"
-
-    def __init__(self) -> None:
-        super().__init__("steps")
-        self.of: OutlineOf | None = None
-        self.step = 0
+    name = title = "steps"
+    of: OutlineOf | None = None
+    step = 0
 
     def put(self, outline: OutlineOf | None, step: int) -> None:
         same = outline is self.of and self._built is not None

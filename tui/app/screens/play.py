@@ -32,12 +32,9 @@ _IMAGE_ROOM = 18
 class ToolsPanel(Pane):
     """Number, name, description and arguments of each tool."""
 
-    title = "tools"
-
-    def __init__(self) -> None:
-        super().__init__("tools")
-        self.tools: Sequence[ToolSpec] | None = None
-        """None until they are known."""
+    name = title = "tools"
+    tools: Sequence[ToolSpec] | None = None
+    """None until they are known."""
 
     def put(self, tools: Sequence[ToolSpec]) -> None:
         if tools != self.tools:

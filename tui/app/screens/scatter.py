@@ -37,10 +37,9 @@ MARGIN = 12
 class ScatterChart(Chart):
     """The points of a cloud. A click on a point moves the cursor there."""
 
-    def __init__(self) -> None:
-        super().__init__("scatter")
-        self.cloud: Cloud | None = None
-        self.cursor = (0, 0)
+    name = "scatter"
+    cloud: Cloud | None = None
+    cursor = (0, 0)
 
     def show(self, cloud: Cloud | None, note: str = "reading…") -> None:
         self.cloud, self.note = cloud, note

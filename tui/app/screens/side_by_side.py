@@ -34,7 +34,7 @@ class SideBySideScreen(PagedScreen):
         """The index in the group of the leftmost column."""
         self.records: dict[int, TrajectoryRecord | str] = {}
         self.columns = 1
-        self.heads, self.bodies = Heads("heads"), ColumnBodies("bodies")
+        self.heads, self.bodies = Heads(), ColumnBodies()
 
     @property
     def n(self) -> int:

@@ -46,10 +46,9 @@ class Phases(Pane):
     """One line per phase of a step, placed where it begins, then one per server. Without begin times, phases follow
     each other."""
 
-    def __init__(self) -> None:
-        super().__init__("phases")
-        self.timings: Timings | None = None
-        self.servers: Sequence[ServerOutput] = ()
+    name = "phases"
+    timings: Timings | None = None
+    servers: Sequence[ServerOutput] = ()
 
     def put(self, timings: Timings | None, servers: Sequence[ServerOutput] = ()) -> None:
         self.timings, self.servers = timings, servers

@@ -20,12 +20,11 @@ _LONGEST = 2000
 class Alerts(Pane):
     """One line per finding. A focused pane expands the current one."""
 
-    def __init__(self) -> None:
-        super().__init__("alerts")
-        self.found: Sequence[LiveFinding] = ()
-        self.cursor = 0
-        self._first_line: list[int] = []
-        self.title = "Alerts"
+    name = "alerts"
+    title = "Alerts"
+    found: Sequence[LiveFinding] = ()
+    cursor = 0
+    _first_line: Sequence[int] = ()
 
     def put(self, found: Sequence[LiveFinding]) -> None:
         current = self.current

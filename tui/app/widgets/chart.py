@@ -115,20 +115,18 @@ _PANEL = 5
 class Chart(Pane):
     """Curves over the step (or `x_name`), on one scale or in one panel per scale."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.heading = ""
-        self.series: list[Series] = []
-        self.window: tuple[float, float] | None = None
-        self.smoothing = 0.0
-        self.note = "nothing recorded yet"
-        self.x_name = "step"
-        self.x_whole = True
-        self.log = False
-        self.panels = False
-        """Whether curves of different scales get separate panels."""
+    heading = ""
+    series: Sequence[Series] = ()
+    window: tuple[float, float] | None = None
+    smoothing = 0.0
+    note = "nothing recorded yet"
+    x_name = "step"
+    x_whole = True
+    log = False
+    panels = False
+    """Whether curves of different scales get separate panels."""
 
-    def put(self, heading: str, series: list[Series], note: str = "") -> None:
+    def put(self, heading: str, series: Sequence[Series], note: str = "") -> None:
         self.heading = heading
         self.series = series
         self.note = note or self.note

@@ -38,12 +38,9 @@ class ColumnsPane(FlowPane):
     A record is None until it is read, or a sentence if it cannot be read."""
 
     long = True
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.shown_rows: Sequence[TrajectoryRow] = ()
-        self.cursor = 0
-        self.records: Mapping[int, TrajectoryRecord | str] = {}
+    shown_rows: Sequence[TrajectoryRow] = ()
+    cursor = 0
+    records: Mapping[int, TrajectoryRecord | str] = {}
 
     def put(self, rows: Sequence[TrajectoryRow], cursor: int, records: Mapping[int, TrajectoryRecord | str]) -> None:
         same = [r.n for r in rows] == [r.n for r in self.shown_rows]
@@ -69,6 +66,8 @@ class ColumnsPane(FlowPane):
 
 class Heads(ColumnsPane):
     """Outcome, reward, advantage, size and route of each column."""
+
+    name = "heads"
 
     def build(self, width: int, height: int) -> Flow:
         heads = [self._head(index, row, self.cells(width)) for index, row in enumerate(self.shown_rows)]
@@ -96,9 +95,8 @@ class Heads(ColumnsPane):
 class ColumnBodies(ColumnsPane):
     """The steps of each column. ≠ marks a call that most columns do not make in this step."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.whole = False
+    name = "bodies"
+    whole = False
 
     def build(self, width: int, height: int) -> Flow:
         records = [self.records.get(row.n) for row in self.shown_rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 
@@ -29,17 +29,14 @@ NAMES = ("thought", "call", "answered", "reward")
 class DiffPane(FlowPane):
     """Both rollouts in two columns."""
 
-    title = ""
-
-    def __init__(self) -> None:
-        super().__init__("diff")
-        self.compared: RolloutComparison | None = None
-        self.note = ""
-        self.at = 0
-        """The index of the marked pair."""
-        self._heads: dict[int, FlowPart] = {}
-        """The parts of the flow for the pairs that differ."""
-        self._width = 0
+    name = "diff"
+    compared: RolloutComparison | None = None
+    note = ""
+    at = 0
+    """The index of the marked pair."""
+    _heads: Mapping[int, FlowPart] = {}
+    """The parts of the flow for the pairs that differ."""
+    _width = 0
 
     def put(self, compared: RolloutComparison | None, note: str = "") -> None:
         self.compared, self.note = compared, note
@@ -64,7 +61,7 @@ class DiffPane(FlowPane):
 
     def build(self, width: int, height: int) -> Flow:
         p, compared = self.palette, self.compared
-        self._heads = {}
+        self._heads = heads = dict[int, FlowPart]()
         if compared is None:
             return Flow([FlowPart(wrapped(p, self.note, width, p.faint))])
         sides = compared.left, compared.right
@@ -78,8 +75,8 @@ class DiffPane(FlowPane):
             if i > after:
                 parts.append(FlowPart([self._equal(after, i - 1)]))
             if i < len(compared.pairs):
-                self._heads[i] = FlowPart(partial(self._pair, compared, i, half), 8)
-                parts.append(self._heads[i])
+                heads[i] = FlowPart(partial(self._pair, compared, i, half), 8)
+                parts.append(heads[i])
             after = i + 1
         bottoms = [self._bottom(side, half) for side in sides]
         return Flow(

@@ -32,7 +32,7 @@ _TREND = 5
 class ComponentTable(LivePanel):
     """One row per component, then the total, from the `rewards/...` metrics of the last step."""
 
-    box = "components"
+    name = "components"
     title = "Reward of a rollout"
 
     def names(self) -> list[str]:
@@ -133,7 +133,7 @@ class ActionBars(LivePanel):
 
     title = "Actions"
 
-    box = "actions"
+    name = "actions"
 
     @property
     def latest(self) -> Mapping[str, float]:
@@ -229,7 +229,7 @@ WORTH_SAYING = 0.1
 class PolicyPanel(LivePanel):
     """KL, beta and the health of updates, from `kl/*`, `online/*`, `train/*` and `beta` events."""
 
-    box = "learning"
+    name = "learning"
 
     def put(self, reading: Reading) -> None:
         self.title = TITLES[reading.kind]

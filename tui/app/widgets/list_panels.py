@@ -15,12 +15,9 @@ from .pane import Pane
 class GroupPanel(Pane):
     """The rollouts of a group. A click opens one."""
 
-    title = "group"
-
-    def __init__(self) -> None:
-        super().__init__("group")
-        self.rows: Sequence[TrajectoryRow] = ()
-        self.n = 0
+    name = title = "group"
+    rows: Sequence[TrajectoryRow] = ()
+    n = 0
 
     def put(self, rows: Sequence[TrajectoryRow], n: int) -> None:
         self.rows, self.n = rows, n
@@ -79,14 +76,13 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 class HistogramPane(Pane):
     """Counts by range of a value, as bars. A click on a bar filters by it; ▲ marks the chosen one."""
 
-    def __init__(self) -> None:
-        super().__init__("histogram")
-        self.what = "rewards"
-        self.bins: list[tuple[float, float, int]] = []
-        self.chosen: int | None = None
-        self._read = False
+    name = "histogram"
+    what = "rewards"
+    bins: Sequence[tuple[float, float, int]] = ()
+    chosen: int | None = None
+    _read = False
 
-    def put(self, bins: list[tuple[float, float, int]], chosen: int | None = None, what: str = "rewards") -> None:
+    def put(self, bins: Sequence[tuple[float, float, int]], chosen: int | None = None, what: str = "rewards") -> None:
         self.bins, self.chosen, self.what, self._read = bins, chosen, what, True
         self.changed()
 
@@ -126,11 +122,8 @@ class HistogramPane(Pane):
 class Preview(Pane):
     """Facts, route, prompt and answer of one row."""
 
-    title = "preview"
-
-    def __init__(self) -> None:
-        super().__init__("preview")
-        self.row: TrajectoryRow | None = None
+    name = title = "preview"
+    row: TrajectoryRow | None = None
 
     def put(self, row: TrajectoryRow | None) -> None:
         if row != self.row:

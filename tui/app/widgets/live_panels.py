@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 from ....configs import metric_names as metric
 from ....engine.runs.control.live import InFlight, in_flight
@@ -31,12 +30,7 @@ _BAR = re.compile(r"(?P<share>\d+)%\|.*\|")
 class LivePanel(Pane):
     """A panel that shows the newest reading of a run."""
 
-    box: ClassVar[str]
-    """The panel's name in `live_layout`."""
-
-    def __init__(self) -> None:
-        super().__init__(self.box)
-        self.reading = Reading(RunInfo("", "", "", "running"))
+    reading = Reading(RunInfo("", "", "", "running"))
 
     def put(self, reading: Reading) -> None:
         self.reading = reading
@@ -65,7 +59,7 @@ class LivePanel(Pane):
 class ServingPanel(LivePanel):
     """Serving metrics `online/*`. Rates cover the last `RATE_WINDOW` requests."""
 
-    box = "serving"
+    name = "serving"
     title = f"Serving ─ last {RATE_WINDOW} requests"
 
     def build(self, width: int, height: int) -> list[Line]:
@@ -107,7 +101,7 @@ def _integer(value: float | None, before: str = "") -> str:
 class SnapshotsPanel(LivePanel):
     """Events `snapshot`, `checkpoint`, `eval` and the metrics `online/*`."""
 
-    box = "versions"
+    name = "versions"
 
     def put(self, reading: Reading) -> None:
         self.title = "Versions" if reading.kind == "online" else "Checkpoints"
@@ -180,7 +174,7 @@ class SnapshotsPanel(LivePanel):
 class SpeedPanel(LivePanel):
     """Metrics `time/*`, `tokens/*` and `memory/*` of the last step."""
 
-    box = "speed"
+    name = "speed"
     title = "Speed of the last step"
     flying: InFlight | None = None
 
@@ -267,7 +261,7 @@ def telling(lines: Sequence[str]) -> list[str]:
 class LogPanel(LivePanel):
     """The end of the log without noise. `o` opens all of it."""
 
-    box = "log"
+    name = "log"
     title = "Log"
     tail: Sequence[str] = ()
 

@@ -33,11 +33,12 @@ class Pane:
     """Blank cells between the text and the borders left and right."""
     long = False
     """Whether there are always more lines than fit. Then they are built only once, next to a scrollbar."""
+    name = ""
     title = ""
     """The title in the border above the pane."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str = "") -> None:
+        self.name = name or self.name
         self.frame: Widget | None = None
         self.region = Region()
         self.top = 0

@@ -174,12 +174,10 @@ class RewardLines:
 class RewardArithmetic(Pane):
     """Component, raw, normalised, × weight, = contribution; Σ, penalties, advantage and use in learning."""
 
+    name = "reward"
     title = "reward of this step"
-
-    def __init__(self) -> None:
-        super().__init__("reward")
-        self._rollout: Whole | None = None
-        self._step = 0
+    _rollout: Whole | None = None
+    _step = 0
 
     def put(self, rollout: Whole | None, step: int) -> None:
         self._rollout, self._step = rollout, step

@@ -11,7 +11,7 @@ from ....engine.runs.health.headline import RATE_WINDOW, REWARD, Headline
 from ....engine.runs.types import RunInfo
 from ...format import ago, duration, fitted, percent, percent_number, step_text, trend, within
 from ...text import wrap
-from ..run_list import RunRow
+from ..run_list import NOTHING, RunRow
 from ..theme import Palette
 from .line import Line, wrapped
 from .pane import Pane
@@ -74,13 +74,11 @@ _SUCCESS = (
 class RunCard(Pane):
     """Facts and results of one run."""
 
+    name = "card"
     title = "run"
-
-    def __init__(self) -> None:
-        super().__init__("card")
-        self.info: RunInfo | None = None
-        self.headline = Headline()
-        self.over_seeds = ""
+    info: RunInfo | None = None
+    headline = NOTHING
+    over_seeds = ""
 
     def put(self, info: RunInfo | None, headline: Headline, over_seeds: str = "") -> None:
         if (info, headline, over_seeds) != (self.info, self.headline, self.over_seeds):

@@ -130,9 +130,6 @@ class FlowPane(Pane):
         assert isinstance(lines, Flow)
         return lines
 
-    def build(self, width: int, height: int) -> Flow:
-        raise RuntimeError(f"{type(self).__name__} must implement build")
-
     def scroll_line_to(self, top: int) -> None:
         super().scroll_line_to(self.flow.settled(self.top, max(0, min(top, len(self.flow))), self.size.height))
 

@@ -20,13 +20,11 @@ _TEXT = 160
 class ValuePanel(Pane):
     """The rewards before and after the step, and their difference next to the advantage in training."""
 
+    name = "value"
     title = "value of the step"
-
-    def __init__(self) -> None:
-        super().__init__("value")
-        self.branch: Branch | None = None
-        self.info: RunInfo | None = None
-        self._spec: EvaluationConfig | None = None
+    branch: Branch | None = None
+    info: RunInfo | None = None
+    _spec: EvaluationConfig | None = None
 
     @property
     def ended(self) -> bool:

@@ -23,16 +23,14 @@ class WritingPanel(LivePanel):
     """Texts that the run's process is writing (`engine.runs.control.live`). Texts in progress come first until the user
     steps to one. With `whole`, only that one is shown, with its prompt."""
 
-    box = "writing"
+    name = "writing"
     title = "Writing"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.chosen: tuple[float, int] | None = None
-        """The batch (by start time) and the row that the user stepped to."""
-        self.whole = False
-        self._servers_before: tuple[float, Mapping[str, int]] = (0.0, {})
-        self._rates: dict[str, float] = {}
+    chosen: tuple[float, int] | None = None
+    """The batch (by start time) and the row that the user stepped to."""
+    whole = False
+    _servers_before: tuple[float, Mapping[str, int]] = (0.0, {})
+    _rates: Mapping[str, float] = {}
 
     def put(self, reading: Reading) -> None:
         live = reading.live
