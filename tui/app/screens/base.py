@@ -43,19 +43,16 @@ class AppScreen(Screen[Any]):
 
     view: ClassVar[str] = ""
     AUTO_FOCUS = ""
+    frame: Frame
+    destination: Destination | None = None
+    """The destination for which the app made this screen."""
+    _active = ""
+    _messages_shown = 0
 
     def __init_subclass__(cls, **options: Any) -> None:
         if view := cls.__dict__.get("view"):
             cls.BINDINGS = bindings(view)
         super().__init_subclass__(**options)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frame: Frame
-        self.destination: Destination | None = None
-        """The destination for which the app made this screen."""
-        self._active = ""
-        self._messages_shown = 0
 
     @property
     def shell(self) -> Shell:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,10 +49,8 @@ from .following import FollowsRun
 class RequestKeys(FollowsRun):
     """Pause, checkpoint and stop."""
 
-    def __init__(self, reads: Reads) -> None:
-        super().__init__(reads)
-        self._answered: set[str] | None = None
-        """Ids of requests whose answer was already shown, or existed when the screen opened."""
+    _answered: Set[str] | None = None
+    """Ids of requests whose answer was already shown, or existed when the screen opened."""
 
     @property
     def requests(self) -> Requests | None:

@@ -18,10 +18,8 @@ def is_wide(width: int, height: int) -> bool:
 class ReadingScreen(AppScreen):
     """A screen of texts. Subclasses list their panes in `tabs`, the default one first."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.tab = ""
-        """The pane that a small screen shows. Empty for the default one."""
+    tab = ""
+    """The pane that a small screen shows. Empty for the default one."""
 
     @property
     def reading(self) -> ReadingPanel:

@@ -41,28 +41,25 @@ _NAMED = 9
 class TokenView(FlowPane):
     """The model's literal text, in one colouring at a time."""
 
-    title = "tokens"
-
-    def __init__(self) -> None:
-        super().__init__("tokens")
-        self.mode = 0
-        self.step = 0
-        self.problem = ""
-        self.raw = False
-        """Whether tokens are shown as the tokenizer writes them."""
-        self._symbols: Sequence[str] = ()
-        self._texts: Sequence[str] = ()
-        self._mask: Sequence[bool | int] = ()
-        self._turns: Sequence[int] = ()
-        self._values: dict[str, Sequence[float]] = {}
-        """The value of each token, by the name of its colouring."""
-        self._total = 0
-        self._begins: list[int] = []
-        """The first token of each part after the legend."""
-        self._worst: list[int] = []
-        """The agent's tokens by mismatch, largest first."""
-        self._place = -1
-        """The index in `_worst` of the marked token, or -1."""
+    name = title = "tokens"
+    mode = 0
+    step = 0
+    problem = ""
+    raw = False
+    """Whether tokens are shown as the tokenizer writes them."""
+    _symbols: Sequence[str] = ()
+    _texts: Sequence[str] = ()
+    _mask: Sequence[bool | int] = ()
+    _turns: Sequence[int] = ()
+    _values: Mapping[str, Sequence[float]] = {}
+    """The value of each token, by the name of its colouring."""
+    _total = 0
+    _begins: Sequence[int] = ()
+    """The first token of each part after the legend."""
+    _worst: Sequence[int] = ()
+    """The agent's tokens by mismatch, largest first."""
+    _place = -1
+    """The index in `_worst` of the marked token, or -1."""
 
     def put(
         self,
@@ -83,10 +80,7 @@ class TokenView(FlowPane):
             self._texts = texts_in_order(self._symbols, alphabet)
             self._mask = tokens.agent_mask[:LIMIT].tolist()
             self._turns = tokens.turn[:LIMIT].tolist()
-            overlays = {k: o[:LIMIT].tolist() for k, o in tokens.overlays.items()}
-            self._values = _compared(tokens.logprobs[:LIMIT].tolist(), overlays)
-            if tokens.advantages is not None:
-                self._values["advantage"] = tokens.advantages[:LIMIT].tolist()
+            self._values = _compared(tokens)
             if not self._has(self.mode):
                 self.mode = 0
         mismatches = self._values.get("mismatch", ())
@@ -153,7 +147,7 @@ class TokenView(FlowPane):
             message = self.problem or "No tokens were recorded for this trajectory."
             return Flow([FlowPart(wrapped(p, message, width, p.bad if self.problem else p.faint))])
         parts = [FlowPart(self._legend(width))]
-        self._begins = []
+        self._begins = begins = list[int]()
         size, room = len(self._texts), max(1, width - _NAMED)
         start = begin = 0
         for i in range(1, size + 1):
@@ -164,7 +158,7 @@ class TokenView(FlowPane):
                 rows = sum(map(len, texts)) // room + sum("\n" in text for text in texts) + 1
                 key = (self._turns[start], int(bool(self._mask[start])), *([begin] if begin > start else []))
                 parts.append(FlowPart(partial(self._lines, begin, i, begin == start, width), rows, key))
-                self._begins.append(begin)
+                begins.append(begin)
                 begin = i
             if other:
                 start = i
@@ -271,8 +265,13 @@ def _styled(line: Line, pieces: Sequence[tuple[str, Style]], start: int, end: in
     return line
 
 
-def _compared(logprobs: Sequence[float], overlays: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+def _compared(tokens: TokenArrays) -> dict[str, Sequence[float]]:
+    """Return the values of the first `LIMIT` tokens by colouring."""
+    logprobs = tokens.logprobs[:LIMIT].tolist()
+    overlays = {name: values[:LIMIT].tolist() for name, values in tokens.overlays.items()}
     found: dict[str, Sequence[float]] = {"log-prob": logprobs}
+    if tokens.advantages is not None:
+        found["advantage"] = tokens.advantages[:LIMIT].tolist()
     trainer, reference = overlays.get("trainer"), overlays.get("reference")
     if trainer is not None:
         found["trainer's log-prob"] = trainer
