@@ -81,7 +81,7 @@ class GroupsScreen(GrowingScreen, QueryList):
     def _read(self, n: int | None) -> None:
         self.problem, self.total = "", None
         self.table.sort = (self.list_query.sort, self.list_query.descending)
-        self.run_worker(self._start(self.list_query, n), group="groups", exclusive=True)
+        self.run_worker(self._start(n), group="groups", exclusive=True)
 
     async def _ask(self, ask: Callable[[GroupList], T]) -> T:
         query = self.list_query
@@ -96,16 +96,16 @@ class GroupsScreen(GrowingScreen, QueryList):
     def reread(self) -> None:
         """Read the groups again. The cursor stays on its group."""
         row, self._list = self.table.current, None
-        start = self._start(self.list_query, None if row is None else row.first_n, at_once=False)
-        self.run_worker(start, group="groups", exclusive=True)
+        n = None if row is None else row.first_n
+        self.run_worker(self._start(n, at_once=False), group="groups", exclusive=True)
 
-    async def _start(self, query: Query, n: int | None, at_once: bool = True) -> None:
+    async def _start(self, n: int | None, at_once: bool = True) -> None:
         total, position = 0, 0
         rows: Sequence[GroupRow] = ()
         try:
             first = await self._ask(lambda groups: groups.first(PAGE))
             if len(first) == PAGE and at_once:
-                self._show(Count.of(PAGE, exact=False), 0, first, 0)
+                self._show(Count.of(PAGE, exact=False), first, 0)
             total, position = await self._ask(
                 lambda groups: (groups.count(), 0 if n is None else groups.position(n) or 0)
             )
@@ -117,8 +117,7 @@ class GroupsScreen(GrowingScreen, QueryList):
                 self._draw(await self._ask(lambda groups: groups.page(0, _POINTS)))
         except RecordError as error:
             self.problem = str(error)
-        if query == self.list_query:
-            self._show(Count.of(total), position // PAGE * PAGE, rows, position)
+        self._show(Count.of(total), rows, position)
 
     def _draw(self, rows: Sequence[GroupRow]) -> None:
         known = [row for row in sorted(rows, key=lambda row: row.step) if row.mean is not None]
@@ -129,10 +128,10 @@ class GroupsScreen(GrowingScreen, QueryList):
         self.chart.panels = True
         self.chart.put(rows[0].prompt if rows else "", series, "no rewards to show")
 
-    def _show(self, total: Count, offset: int, rows: Sequence[GroupRow], position: int) -> None:
+    def _show(self, total: Count, rows: Sequence[GroupRow], position: int) -> None:
         self.total = total
         self.table.reset(total, position)
-        self.table.deliver(offset, rows)
+        self.table.deliver(position // PAGE * PAGE, rows)
         self.frame.refresh_lines()
 
     async def read_page(self, offset: int, limit: int) -> Sequence[GroupRow]:
