@@ -29,6 +29,7 @@ from grpo_tui.tui.app.calls import calls_of, ended, said, shown, summary
 from grpo_tui.tui.app.comparison import align, rows
 from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.app.kinds import chunks, kind_of, prepared
+from grpo_tui.tui.app.outline import OutlineOf
 from grpo_tui.tui.app.printed import markdown, text_lines
 from grpo_tui.tui.app.rollout_fields import call_fields, end_fields, step_fields
 from grpo_tui.tui.app.theme import THEMES, Palette
@@ -289,6 +290,12 @@ def test_steps_are_aligned_by_the_file_that_they_edit() -> None:
     left = [edit(0, "a.py", "x"), edit(1, "b.py", "y")]
     right = [edit(0, "b.py", "z"), edit(1, "c.py", "y")]
     assert align(left, right) == [(0, None), (1, 0), (None, 1)]
+
+
+def test_a_rollout_without_steps_has_no_step_to_go_to() -> None:
+    record = nasty_record()
+    outline = OutlineOf(replace(record, trajectory=replace(record.trajectory, steps=())))
+    assert [outline.beside(0, by, lambda entry: True) for by in (1, -1)] == [None, None]
 
 
 async def test_of_a_300_step_rollout_what_matters_is_a_few_keys_away(tmp_path: Path) -> None:

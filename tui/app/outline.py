@@ -53,13 +53,15 @@ class Entry:
 
 @dataclass
 class OutlineOf:
-    """The entries of one rollout, and the filter on them."""
+    """The entries of one rollout, and the filter on them. Without a record there are none."""
 
-    record: TrajectoryRecord
+    record: TrajectoryRecord | None = None
     filter: str = ""
-    entries: Sequence[Entry] = field(init=False)
+    entries: Sequence[Entry] = field(init=False, default=())
 
     def __post_init__(self) -> None:
+        if self.record is None:
+            return
         record, root = self.record, root_of(self.record.trajectory)
         rewards = {s.step: s for s in record.breakdown.steps} if has_step_rewards(record) and record.breakdown else {}
         advantages = record.step_advantages
@@ -77,6 +79,8 @@ class OutlineOf:
 
     def beside(self, step: int, by: int, holds: Callable[[Entry], bool]) -> int | None:
         """Return the next or previous matching step, wrapping around the ends."""
+        if not self.entries:
+            return None
         order = [*range(step + 1, len(self.entries)), *range(step + 1)]
         order = order if by > 0 else [*reversed(order[:-1]), step]
         return next((index for index in order if holds(self.entries[index])), None)

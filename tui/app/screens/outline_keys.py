@@ -112,14 +112,14 @@ class OutlinePanel(FlowPane):
     """Number, sign, call, size, reward or advantage of each step. Further calls are branches."""
 
     name = title = "steps"
-    of: OutlineOf | None = None
+    of = OutlineOf()
     step = 0
 
-    def put(self, outline: OutlineOf | None, step: int) -> None:
+    def put(self, outline: OutlineOf, step: int) -> None:
         same = outline is self.of and self._built is not None
         before, self.of, self.step = self.step, outline, step
         self.title = "steps"
-        if outline is not None and outline.filter:
+        if outline.filter:
             self.title = f"{len(outline.listed)} of {len(outline.entries)} steps · {outline.filter}"
         if not same:
             self.changed(keep_scroll=False)
@@ -142,8 +142,6 @@ class OutlinePanel(FlowPane):
             self.scroll_line_to(line - height // 3)
 
     def build(self, width: int, height: int) -> Flow:
-        if self.of is None:
-            return Flow([])
         digits = len(str(len(self.of.entries)))
         parts = []
         for step in self.of.listed:
@@ -202,7 +200,7 @@ class OutlineKeys(AmongRollouts):
 
     def __init__(self, reads: Reads, query: Query, find: tuple[str, ...] = ()) -> None:
         super().__init__(reads, query, find)
-        self.outline: OutlineOf | None = None
+        self.outline = OutlineOf()
         self.steps = OutlinePanel()
 
     @property
@@ -210,10 +208,9 @@ class OutlineKeys(AmongRollouts):
         return self.cursor.step
 
     def action_step(self, by: int) -> None:
-        listed = self.outline.listed if self.outline is not None and self.outline.filter else None
-        if listed is None:
+        if not self.outline.filter:
             self.go_to_step(self.step + by)
-        elif later := [step for step in listed if (step > self.step if by > 0 else step < self.step)]:
+        elif later := [step for step in self.outline.listed if (step > self.step if by > 0 else step < self.step)]:
             self.go_to_step(later[0] if by > 0 else later[-1])
 
     def action_first(self) -> None:
@@ -247,14 +244,14 @@ class OutlineKeys(AmongRollouts):
         self._go_where(by, lambda entry: entry.failed, "No call of this trajectory failed.")
 
     def action_same_tool(self, by: int) -> None:
-        if self.outline is not None and self.outline.entries:
+        if self.outline.entries:
             self._go_where(by, self.outline.same_tool(self.step), "No other step calls this tool.")
 
     def action_thought(self) -> None:
         self._go_where(1, lambda entry: entry.thought > LONG, f"No step has a thought of more than {LONG} tokens.")
 
     def _go_where(self, by: int, holds: Callable[[Entry], bool], nothing: str) -> None:
-        if self.outline is None:
+        if self.outline.record is None:
             return
         found = self.outline.beside(self.step, by, holds)
         if found is None:
@@ -263,18 +260,17 @@ class OutlineKeys(AmongRollouts):
             self.go_to_step(found)
 
     def action_filter(self) -> Awaitable[None] | None:
-        if self.outline is None:
+        if self.outline.record is None:
             return
 
         def put(text: str) -> str:
-            if self.outline is not None:
-                self.outline = replace(self.outline, filter=text)
-                self.steps.put(self.outline, self.step)
-            return "" if self.outline is None or self.outline.listed else "no step matches"
+            self.outline = replace(self.outline, filter=text)
+            self.steps.put(self.outline, self.step)
+            return "" if self.outline.listed else "no step matches"
 
         def done(text: str) -> None:
             put(text)
-            listed = self.outline.listed if self.outline is not None else ()
+            listed = self.outline.listed
             if listed and self.step not in listed:
                 self.go_to_step(next((step for step in listed if step > self.step), listed[0]))
 

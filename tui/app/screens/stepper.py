@@ -188,9 +188,8 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
             version = f" · policy v{row.policy_version}" if row.policy_version else ""
             self.group.title += f" {row.group} · prompt {row.prompt_id}{version}"
         self.group.put(opened.group, self.n)
-        if record is None or self.outline is None or self.outline.record is not record:
-            kept = self.outline.filter if self.outline is not None else ""
-            self.outline = OutlineOf(record, kept) if record is not None else None
+        if self.outline.record is not record:
+            self.outline = OutlineOf(record, self.outline.filter if record is not None else "")
         self.steps.put(self.outline, step)
         self.reward.put(self.whole(), step)
         if record is not self._planned:  # panes next to the text get as many rows as they have lines
