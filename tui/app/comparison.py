@@ -170,14 +170,13 @@ def marks(left: str, right: str) -> tuple[Pieces, Pieces]:
     a, b = left.split(" "), right.split(" ")
     if len(left) + len(right) > _CHARACTERS or len(a) > _WORDS or len(b) > _WORDS:
         return [(left, True)], [(right, True)]
-    script = difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-    common = sum(len("".join(a[i:j])) for tag, i, j, _, _ in script if tag == "equal")
+    blocks = _blocks(a, b)
+    common = sum(len("".join(a[i:j])) for i, j, _, _, same in blocks if same)
     if min(len(a), len(b)) > _FEW_WORDS and common < _COMMON * min(len(left), len(right)):
         return [(left, False)], [(right, False)]  # if everything differs, marks show nothing
     out_a: list[tuple[str, bool]] = []
     out_b: list[tuple[str, bool]] = []
-    for tag, i, j, k, m in script:
-        changed = tag != "equal"
-        out_a += [(w, changed) for w in a[i:j]]
-        out_b += [(w, changed) for w in b[k:m]]
+    for i, j, k, m, same in blocks:
+        out_a += [(w, not same) for w in a[i:j]]
+        out_b += [(w, not same) for w in b[k:m]]
     return out_a, out_b

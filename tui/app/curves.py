@@ -51,36 +51,21 @@ def decades(low: float, high: float, limit: int) -> list[float]:
 
 def labels(values: Sequence[float]) -> list[str]:
     """Format all ticks in one notation with the fewest digits that are exact."""
-    return [text.replace("-", MINUS) if text.startswith("-") and "e" not in text else text for text in _plain(values)]
-
-
-def _plain(values: Sequence[float]) -> list[str]:
     gap = min((abs(b - a) for a, b in pairwise(values) if b != a), default=abs(values[0]) if values else 0.0)
-
-    def exact(texts: Sequence[str], size: float = 1.0) -> bool:
-        return all(abs(float(m.replace(",", "")) * size - t) <= 1e-6 * gap for m, t in zip(texts, values, strict=True))
-
     largest = max(map(abs, values), default=0.0)
-    if largest < 1e6 and all(t == 0 or abs(t) >= 1e-4 for t in values):
-        for places in range(7):
-            texts = [f"{t:,.{places}f}" for t in values]
-            if exact(texts):
-                return texts
+    plain = largest < 1e6 and all(t == 0 or abs(t) >= 1e-4 for t in values)
+    forms = [(f",.{places}f", 1.0, "") for places in range(7)] if plain else []
     for size, unit in ((1e6, "M"), (1e9, "G")):
-        if size <= largest < 1e3 * size:
-            for places in range(4):
-                texts = [f"{t / size:.{places}f}" for t in values]
-                if exact(texts, size):
-                    return ["0" if t == 0 else m + unit for m, t in zip(texts, values, strict=True)]
-    texts = []
-    for places in range(17):
-        texts = [f"{t:.{places}e}" for t in values]
-        if exact(texts):
+        forms += [(f".{places}f", size, unit) for places in range(4)] if size <= largest < 1e3 * size else []
+    texts: list[str] = []
+    for form, size, unit in (*forms, *((f".{places}e", 1.0, "") for places in range(17))):
+        numbers = [format(t / size, form) for t in values]
+        texts = numbers if "," in form else ["0" if t == 0 else m + unit for m, t in zip(numbers, values, strict=True)]
+        errors = (abs(float(m.replace(",", "")) * size - t) for m, t in zip(numbers, values, strict=True))
+        if all(error <= 1e-6 * gap for error in errors):
             break
-    return [
-        "0" if t == 0 else m.replace("e+", "e").replace("e0", "e").replace("e-0", "e-")
-        for m, t in zip(texts, values, strict=True)
-    ]
+    texts = [text.replace("e+", "e").replace("e0", "e").replace("e-0", "e-") for text in texts]
+    return [text.replace("-", MINUS) if "e" not in text else text for text in texts]
 
 
 SMOOTHING = (0.0, 0.6, 0.9, 0.97)

@@ -19,7 +19,7 @@ LARGE = 400_000
 CHUNK = 2_400
 """Approximate number of characters laid out together. Longer lines are cut there."""
 _LOOK = 4_000
-SGR = re.compile(r"\x1b\[[0-9;:]*m")
+SGR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _MARKDOWN = re.compile(
     r"^(?:#{1,6} \S|\s{0,3}(?:[-*+]|\d{1,3}[.)]) \S|> |\s*(?:```|~~~)|\|.*\|\s*$)|\*\*\S[^*\n]*\*\*|`[^`\n]+`", re.M
 )
@@ -77,11 +77,8 @@ def prepared(text: str, kind: str) -> str:
 
 
 def _literal(line: str, ansi: bool) -> str:
-    if not ansi or "\x1b" not in line:
-        return literal(line)
-    codes = SGR.findall(line)
-    parts = [literal(part) for part in SGR.split(line)]
-    return parts[0] + "".join(code + part for code, part in zip(codes, parts[1:], strict=True))
+    parts = SGR.split(line) if ansi else [line]  # texts, with codes between them
+    return "".join(part if index % 2 else literal(part) for index, part in enumerate(parts))
 
 
 def chunks(text: str, kind: str) -> Iterator[str]:

@@ -223,13 +223,9 @@ def read_curves(
     """Read curves and their spreads, whole or in a window of steps. Unreadable ones are empty."""
     after, until = (-1, None) if window is None else (math.ceil(window[0]) - 1, math.floor(window[1]))
     curves: dict[str, Points] = {}
-    for name in names:
-        for metric_name in (name, spread_of(name)):
-            if metric_name and metric_name not in curves:
-                try:
-                    curves[metric_name] = reader.metrics.points(
-                        metric_name, after_step=after, until_step=until, max_points=POINTS
-                    )
-                except RecordError:
-                    curves[metric_name] = []
+    for wanted in dict.fromkeys(one for name in names for one in (name, spread_of(name)) if one):
+        try:
+            curves[wanted] = reader.metrics.points(wanted, after_step=after, until_step=until, max_points=POINTS)
+        except RecordError:
+            curves[wanted] = []
     return curves
