@@ -125,12 +125,10 @@ class OutlinePanel(FlowPane):
             self.changed(keep_scroll=False)
         elif before != step:
             self.lay_out_again(*(part for part in self.flow.parts if part.key[0] in (before, step)))
-        self._follow()
+        self.on_placed()
 
     def on_placed(self) -> None:
-        self._follow()
-
-    def _follow(self) -> None:
+        """Show the open step."""
         if not self.shown:
             return
         flow, height = self.flow, self.size.height

@@ -74,7 +74,7 @@ class ReadingPanel(FlowPane):
             if match is not None:
                 self._open[match.key] = True
             self.changed(keep_scroll=False)
-        self._reveal()
+        self.on_placed()
 
     def _take_texts(self) -> None:
         record = self.record
@@ -181,9 +181,7 @@ class ReadingPanel(FlowPane):
     # -- moving -------------------------------------------------------------------------------------------------
 
     def on_placed(self) -> None:
-        self._reveal()
-
-    def _reveal(self) -> None:
+        """Show the match, or the open step of the conversation."""
         if not self.shown or not self.lines:
             return
         if self.match is not None:
