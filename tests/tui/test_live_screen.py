@@ -337,7 +337,7 @@ async def test_redraws_are_rare_while_following(own_runs: Path) -> None:
     async with running(own_runs, Live(run)) as app:
         shown = []
         show = app.screen.show
-        app.screen.show = lambda extra: (shown.append(1), show(extra))[1]
+        app.screen.show = lambda reading, extra: (shown.append(1), show(reading, extra))[1]
         for _ in range(50):
             app.screen.follow()
         await settle(app.pilot)

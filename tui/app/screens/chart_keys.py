@@ -237,10 +237,9 @@ class ChartKeys(WindowKeys, FollowsRun):
         tokens = reader.metrics.points(metric.TOKENS_TOTAL, max_points=400) if view.axis == "tokens" else []
         return along(view.axis, reading.kind, times, tokens, reading.info.created)
 
-    def take_curves(self, extra: CurvesRead) -> None:
+    def take_curves(self, shown: Reading, extra: CurvesRead) -> None:
         """Store the curves, except those of a window or axis that changed during the read."""
-        assert self.shown is not None
-        self.chart_view = replace(self.chart_view, kind=self.shown.kind)
+        self.chart_view = replace(self.chart_view, kind=shown.kind)
         view, curves, near, x = extra
         self.curves.update(curves)
         if view.window == self.chart_view.window:
@@ -248,12 +247,11 @@ class ChartKeys(WindowKeys, FollowsRun):
         if view.axis == self.chart_view.axis:
             self.x = x
         self.show_chart()
-        self.run_worker(self._prefetch(), group="prefetch", exclusive=True)
+        self.run_worker(self._prefetch(shown.names), group="prefetch", exclusive=True)
 
-    async def _prefetch(self) -> None:
-        assert self.shown is not None
-        following = self.chart_view.next_chart(self.shown.names)
-        names = [n for n in metrics_of(following.chart.metrics, self.shown.names) if n not in self.curves]
+    async def _prefetch(self, recorded: Sequence[str]) -> None:
+        following = self.chart_view.next_chart(recorded)
+        names = [n for n in metrics_of(following.chart.metrics, recorded) if n not in self.curves]
         if names and self.is_attached:
             self.curves.update(await self.reads.later(lambda reader: read_curves(reader, names)))
 

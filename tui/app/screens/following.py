@@ -32,7 +32,7 @@ class FollowsRun(AppScreen):
         """Read extra data for `show`. This runs on the reading thread."""
         raise RuntimeError(f"{type(self).__name__} must implement read_more")
 
-    def show(self, extra: object) -> None:
+    def show(self, shown: Reading, extra: object) -> None:
         raise RuntimeError(f"{type(self).__name__} must implement show")
 
     def show_problem(self, problem: str) -> None:
@@ -84,4 +84,4 @@ class FollowsRun(AppScreen):
         finally:
             self._busy = False
         if self.is_attached:
-            self.show(extra)
+            self.show(shown, extra)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Set
+from collections.abc import Awaitable, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from ....configs import metric_names as metric
 from ....configs.errors import GrpoTuiError
-from ....engine.runs.control.requests import Command, asked, request, withdraw
+from ....engine.runs.control.requests import Command, RunRequest, asked, request, withdraw
 from ....engine.runs.control.status import look
 from ....engine.runs.errors import RecordError
 from ....engine.runs.health.checkpoints import checkpoint_folder, policies
@@ -60,9 +60,8 @@ class RequestKeys(FollowsRun):
     def _online(self) -> bool:
         return self.shown is not None and self.shown.kind == "online"
 
-    def tell_answers(self) -> None:
-        assert self.shown is not None
-        answered = {a.id: a for a in self.shown.asked if a.answers}
+    def tell_answers(self, requests: Sequence[RunRequest]) -> None:
+        answered = {a.id: a for a in requests if a.answers}
         if self._answered is not None:
             for id_ in answered.keys() - self._answered:
                 what = answered[id_]
@@ -169,19 +168,17 @@ class LiveScreen(ChartKeys, RequestKeys):
     def show_problem(self, problem: str) -> None:
         self.chart.put("", [], problem)
 
-    def show(self, extra: Any) -> None:
-        shown = self.shown
-        assert shown is not None
+    def show(self, shown: Reading, extra: Any) -> None:
         for pane in self.panels:
             pane.put(shown)
         found = findings(shown)
         components = len(self.components.names())
-        self.take_curves(extra)
+        self.take_curves(shown, extra)
         writing = shown.info.active and (shown.live is not None or shown.kind == "rft")
         inputs = replace(self.wanted, kind=shown.kind, components=components, findings=len(found))
         self._want(replace(inputs, writing=writing, empty=self._empty(shown)))
         self.alerts.put(found)
-        self.tell_answers()
+        self.tell_answers(shown.asked)
         self.frame.refresh_lines()
 
     def _empty(self, shown: Reading) -> frozenset[str]:
