@@ -183,31 +183,12 @@ def _wrap_paragraph(text: str, cells: int) -> list[str]:
         if " " not in text:
             return [text[start : start + cells] for start in range(0, len(text), cells)]
         return [first or rest for first, rest in _breaker(cells).findall(text)]
-    if width(text) <= cells:
-        return [text]
     lines: list[str] = []
-    current: list[str] = []
-    used = 0
-    space = -1
-    for char in text:
-        size = cell_len(char)
-        if used + size > cells:
-            if char == " ":
-                lines.append("".join(current))
-                current, used, space = [], 0, -1
-                continue
-            if space > 0:
-                lines.append("".join(current[:space]))
-                current = current[space + 1 :]
-                used = sum(map(cell_len, current))
-            else:
-                lines.append("".join(current))
-                current, used = [], 0
-            space = -1
-        if char == " ":
-            space = len(current)
-        current.append(char)
-        used += size
-    if current:
-        lines.append("".join(current))
+    start = 0
+    while start < len(text):
+        longest = (_MAX_MARKS + 1) * (cells + 1)  # the characters of a line, each with its marks
+        end = start + max(1, fitting(text[start : start + longest], cells))
+        space = end if end >= len(text) or text[end] == " " else text.rfind(" ", start + 1, end)
+        lines.append(text[start : space if space > 0 else end])
+        start = space + 1 if space > 0 else end
     return lines
