@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from rich.segment import Segment
 from textual import events
@@ -63,31 +64,17 @@ def split(total: int, parts: Sequence[SplitPart]) -> list[tuple[int, int]]:
         extra = room - sum(sizes)
     open_parts = [i for i, p in enumerate(parts) if p.grow > 0]
     while extra > 0 and open_parts:
-        weight = sum(parts[i].grow for i in open_parts)
-        used = 0
-        full = []
-        for i in open_parts:
-            share = max(1, int(extra * parts[i].grow / weight))
-            share = min(share, extra - used)
+        left, weight = extra, sum(parts[i].grow for i in open_parts)
+        for i in open_parts[:]:
+            share = min(extra, max(1, int(left * parts[i].grow / weight)))
             limit = parts[i].most
             if limit is not None and sizes[i] + share >= limit:
                 share = max(0, limit - sizes[i])
-                full.append(i)
+                open_parts.remove(i)
             sizes[i] += share
-            used += share
-            if used >= extra:
-                break
-        extra -= used
-        open_parts = [i for i in open_parts if i not in full]
-        if not used and not full:
-            break
-    if extra > 0:
-        sizes[-1] += extra
-    out, start = [], 0
-    for size in sizes:
-        out.append((start, size))
-        start += size - 1
-    return out
+            extra -= share
+    sizes[-1] += max(0, extra)
+    return list(zip(accumulate((size - 1 for size in sizes[:-1]), initial=0), sizes, strict=True))
 
 
 Plan = Callable[[int, int], list[Box]]

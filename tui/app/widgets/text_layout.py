@@ -300,27 +300,19 @@ class TextLayout:
         """Mark search matches, also across line ends."""
         if not self.find:
             return lines
-        longest = 2 * max(map(len, self.find)) + 64
         texts = [line.plain for line in lines]
         joints = [JOINT if cells_of(text) >= room - 1 else " " for text in texts]
-        highlighted = []
-        for index, line in enumerate(lines):
-            before = after = ""
-            for other in range(index - 1, -1, -1):
-                before = texts[other] + joints[other] + before
-                if len(before) >= longest:
-                    break
-            for other in range(index + 1, len(texts)):
-                after += joints[other - 1] + texts[other]
-                if len(after) >= longest:
-                    break
-            begin, size = len(before), len(texts[index])
+        joined = "".join(text + joint for text, joint in zip(texts, joints, strict=True))
+        matches, highlighted, begin = spans(joined[:-1], self.find, joined=True), [], 0
+        for line, text in zip(lines, texts, strict=True):
+            size = len(text)
             found: list[Span] = [
                 (max(0, start - begin), min(size, end - begin))
-                for start, end in spans(before + texts[index] + after, self.find, joined=True)
+                for start, end in matches
                 if start < begin + size and end > begin
             ]
             highlighted.append(marked(line, found, self.palette.found) if found else line)
+            begin += size + 1
         return highlighted
 
 
