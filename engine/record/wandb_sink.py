@@ -100,9 +100,11 @@ class WandbSink:
             return
         try:
             values: dict[str, object] = dict(metrics)
-            for action, frequency in _frequencies(metrics).items():
-                self._table.add_data(step, action, frequency)
-                self._rows_waiting += 1
+            shares = metrics.get(metric.ACTION_SHARE.mapping)
+            for action, frequency in shares.items() if isinstance(shares, Mapping) else ():
+                if math.isfinite(frequency):
+                    self._table.add_data(step, action, frequency)
+                    self._rows_waiting += 1
             if self._rows_waiting and step % self.table_every == 0:
                 values |= self._waiting_table()
             if axis is None:
@@ -139,8 +141,3 @@ class WandbSink:
             self.on_problem(f"wandb {what} and is off for the rest of this run: {reason}")
         except Exception:
             log.exception("reporting a problem of wandb failed")
-
-
-def _frequencies(metrics: Mapping[str, float | Mapping[str, float]]) -> Mapping[str, float]:
-    found = metrics.get(metric.ACTION_SHARE.mapping)
-    return {k: v for k, v in found.items() if math.isfinite(v)} if isinstance(found, Mapping) else {}
