@@ -6,10 +6,11 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..runs.paths import DATABASE, RUN_FILE
@@ -32,8 +33,8 @@ def formats_of(options: Options) -> tuple[Format, ...]:
 
     Raises DumpError if a file of the user cannot be used.
     """
-    custom = [_from_file(Path(p)) for p in options.importers]
-    custom += [_from_entry_point(e) for e in _installed(tuple(map(_state, sys.path)))]
+    custom = [_loaded(path, partial(_module, Path(path))) for path in options.importers]
+    custom += [_loaded(entry.value, entry.load) for entry in _installed(tuple(map(_state, sys.path)))]
     if options.keys:
         custom.append(GENERIC.with_keys(options.keys))
     return (*custom, *FORMATS)
@@ -124,16 +125,13 @@ def natural(name: str) -> tuple[tuple[int, str | int], ...]:
     return tuple((0, int(p)) if p.isdecimal() and p.isascii() else (1, p) for p in _DIGITS.split(name) if p)
 
 
-def _from_file(path: Path) -> Format:
+def _module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"grpo_tui_importer_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise DumpError(f"{path} is not a Python file")
-    try:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except Exception as error:  # the user's code
-        raise DumpError(f"the importer {path} cannot be loaded ({type(error).__name__}: {error})") from error
-    return _checked(module, str(path))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _state(folder: str) -> tuple[str, int, int]:
@@ -152,16 +150,15 @@ def _installed(path: tuple[tuple[str, int, int], ...]) -> EntryPoints:
     return entry_points(group="grpo_tui.importers")
 
 
-def _from_entry_point(entry: Any) -> Format:
+def _loaded(where: str, load: Callable[[], Any]) -> Format:
+    """Load a user's module, object or class, and check it as a format. It may lack `name` and `unknown`."""
     try:
-        found = entry.load()
+        found = load()
+    except DumpError:
+        raise
     except Exception as error:  # the user's code
-        raise DumpError(f"the importer {entry.value} cannot be loaded ({type(error).__name__}: {error})") from error
-    return _checked(found() if isinstance(found, type) else found, entry.value)
-
-
-def _checked(found: Any, where: str) -> Format:
-    """Check a user's module or object as a format. It may lack `name` and `unknown`."""
+        raise DumpError(f"the importer {where} cannot be loaded ({type(error).__name__}: {error})") from error
+    found = found() if isinstance(found, type) else found
     for name in ("detect", "open"):
         if not callable(getattr(found, name, None)):
             raise DumpError(f"the importer {where} has no function {name!r}: see docs/importing.md")
