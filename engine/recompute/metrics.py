@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from ...configs import metric_names as metric
 from ...rewards.metrics import Moments, batch_metrics, flat, merge, moments
@@ -63,24 +62,24 @@ class StepMetrics:
         reward = moments(rewards)
         found = {
             metric.TOKENS_AGENT: math.fsum(lengths),
-            metric.TURNS: _mean([float(len(i.tokens_by_turn)) for i in items]),
-            metric.ENVIRONMENT_FAILED: _mean([float(t.error is not None) for t in trajectories]),
+            metric.TURNS: moments([float(len(i.tokens_by_turn)) for i in items]).mean,
+            metric.ENVIRONMENT_FAILED: moments([float(t.error is not None) for t in trajectories]).mean,
             metric.ADVANTAGE_STD: advantages.std,
             metric.TRL("reward"): reward.mean,
             metric.TRL("reward_std"): reward.std,
-            metric.TRL("environment_reward"): _mean([t.env_reward or 0.0 for t in trajectories]),
-            metric.TRL("completions/mean_length"): _mean(lengths),
+            metric.TRL("environment_reward"): moments([t.env_reward or 0.0 for t in trajectories]).mean,
+            metric.TRL("completions/mean_length"): moments(lengths).mean,
             metric.TRL("completions/min_length"): min(lengths),
             metric.TRL("completions/max_length"): max(lengths),
         }
         if known:
-            found[metric.SUCCESS_TRAIN] = _mean(known)
+            found[metric.SUCCESS_TRAIN] = moments(known).mean
         if all(i.tokens is not None for i in items):
             sizes = [float(len(i.tokens)) for i in items if i.tokens is not None]
             self._seen += int(sum(sizes))
             found |= {
                 metric.TOKENS_STEP: sum(sizes),
-                metric.TOKENS_PER_ROLLOUT: _mean(sizes),
+                metric.TOKENS_PER_ROLLOUT: moments(sizes).mean,
                 metric.TOKENS_TOTAL: float(self._seen),
             }
         return found
@@ -107,7 +106,3 @@ class StepMetrics:
 def _learns(item: RecordedRollout) -> bool:
     advantages = item.tokens.advantages if item.tokens is not None else item.record.step_advantages
     return any(advantages or ())
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else 0.0
