@@ -8,7 +8,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from ....envs.tools import ToolSpec
 from ..errors import RecordDamaged
@@ -94,9 +94,9 @@ class Bodies:
         from .. import codec
 
         n = self.number(id_or_n)
-        lines, _, first = self._load(n)
+        body, first = self._load(n, "body")
         try:
-            return codec.decode_body(lines[n - first], self.tools(n))
+            return codec.decode_body((body or b"").split(b"\n")[n - first], self.tools(n))
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise RecordDamaged(f"trajectory {id_or_n} of {self._record.run_dir} cannot be read ({error})") from error
 
@@ -116,7 +116,7 @@ class Bodies:
         from .. import codec
 
         n = self.number(id_or_n)
-        _, arrays, first = self._load(n, tokens=True)
+        arrays, first = self._load(n, "tokens")
         try:
             return None if arrays is None else codec.decode_tokens(arrays, n - first)
         except (IndexError, KeyError, TypeError, ValueError) as error:
@@ -164,23 +164,18 @@ class Bodies:
             raise LookupError(f"no trajectory {id_or_n!r} in run {self._record.run_dir.name}; {numbers}")
         return int(n)
 
-    def _load(self, n: int, tokens: bool = False) -> tuple[list[bytes], bytes | None, int]:
-        """Return the blob that holds trajectory n: its JSON lines, its token arrays if `tokens`, and its first
-        trajectory number."""
+    def _load(self, n: int, column: Literal["body", "tokens"]) -> tuple[bytes | None, int]:
+        """Return a column of the chunk that holds trajectory n, and the chunk's first trajectory number."""
         from .. import codec
 
         run_dir = self._record.run_dir
-        row = self._record.all(
-            f"SELECT first_n, body, {'tokens' if tokens else 'NULL'} FROM chunks WHERE first_n <= ? "
-            "ORDER BY first_n DESC LIMIT 1",
-            (n,),
-        )
+        sql = f"SELECT {column}, first_n FROM chunks WHERE first_n <= ? ORDER BY first_n DESC LIMIT 1"
+        row = self._record.all(sql, (n,))
         if not row:
             raise RecordDamaged(f"trajectory {n} of {run_dir} cannot be read: its text is missing")
-        first, body, arrays = row[0]
+        data, first = row[0]
         try:
-            lines = [] if tokens else codec.decompress(body).split(b"\n")
-            return lines, None if arrays is None else codec.decompress(arrays), first
+            return None if data is None else codec.decompress(data), first
         except ValueError as error:
             raise RecordDamaged(f"trajectory {n} of {run_dir} cannot be read: {error}") from error
 
