@@ -16,8 +16,8 @@ from .query import Selection
 
 SECONDS = 0.12
 BLOCK = 8192
-INFINITY = "9e999"
-"""SQLite reads this number as infinity."""
+INFINITY = "8e307"
+"""Larger numbers count as infinite, so that a difference of two numbers is finite."""
 
 
 class Histogram(list[tuple[float, float, int]]):

@@ -24,8 +24,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory):
     for step in range(1, 40):
         records = []
         for i in range(8):
-            rewards = [rng.choice([0.1, 0.3, 0.7]), rng.uniform(-2, 2), float("nan"), float("inf")]
-            reward = rng.choices(rewards, [5, 5, 1, 1])[0]
+            rewards = [rng.choice([0.1, 0.3, 0.7]), rng.uniform(-2, 2), float("nan"), float("inf"), 1.5e308, -1.5e308]
+            reward = rng.choices(rewards, [5, 5, 1, 1, 1, 1])[0]
             extra = {"difficulty": rng.choice([1, 2.5, "hard"]), "two words": 1.0}
             steps = tuple(Step(s, f"word{s % 3}") for s in range(rng.randint(1, 9)))
             made = Trajectory(f"{step}-{i}", "e", f"p{i}", f"g{step}", i, "Q", steps, extra=extra)
@@ -65,6 +65,10 @@ def test_cells_hold_the_rollouts_of_their_filter(
         assert len(found) == n and min(found) == first
         counts.update(found)
     assert counts == Counter(points)
+
+
+def test_enormous_rewards_stretch_no_histogram(reader: RunReader) -> None:
+    assert all(-2 <= low <= high <= 2 for low, high, _ in reader.rollouts.histogram())
 
 
 def test_names_are_those_that_filters_take(reader: RunReader) -> None:
