@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import get_layer_types_and_kwargs
 
 OLD_CHECKPOINTING = not hasattr(PreTrainedModel, "activation_checkpointing_enable")
 """Before transformers 5.23, activation checkpointing was called gradient checkpointing."""
@@ -29,7 +30,7 @@ def is_checkpointing(model: PreTrainedModel) -> bool:
 
 def cache_layers(config: PreTrainedConfig) -> list[tuple[str, dict[str, Any]]]:
     """Return the kind and the cache arguments of each layer of a language model."""
-    layers: Any = cache_utils.get_layer_types_and_kwargs  # its signature also differs between versions
+    layers: Any = get_layer_types_and_kwargs  # its signature also differs between versions
     kinds, details = layers(config)
     if isinstance(details, dict):  # before transformers 5.23: one dictionary for all layers
         window = {"sliding_window": details.pop("sliding_window", None)}
