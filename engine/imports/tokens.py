@@ -41,25 +41,20 @@ def token_arrays(
     )
 
 
-def tokens_of_nodes(nodes: Sequence[Document]) -> Maker:
-    """Return a maker for verifiers nodes, which hold log-probs of their sampled tokens."""
-
-    def make() -> TokenArrays[memoryview] | None:
-        ids: list[object] = []
-        mask: list[object] = []
-        logprobs: list[object] = []
-        advantages: list[object] = []
-        for node in nodes:
-            tokens = listed(node.get("token_ids"))
-            mask_of_node = listed(node.get("mask")) or [bool(node.get("sampled"))] * len(tokens)
-            ids += tokens
-            mask += mask_of_node
-            logprobs += _spread(listed(node.get("logprobs")), mask_of_node)
-            advantages += _spread(listed(node.get("advantages")), mask_of_node)
-        known = any(a for a in advantages)
-        return token_arrays(ids, mask, logprobs, advantages if known else ())
-
-    return make
+def tokens_of_nodes(nodes: Sequence[Document]) -> TokenArrays[memoryview] | None:
+    """Return the arrays of verifiers nodes, which hold log-probs of their sampled tokens."""
+    ids: list[object] = []
+    mask: list[object] = []
+    logprobs: list[object] = []
+    advantages: list[object] = []
+    for node in nodes:
+        tokens = listed(node.get("token_ids"))
+        mask_of_node = listed(node.get("mask")) or [bool(node.get("sampled"))] * len(tokens)
+        ids += tokens
+        mask += mask_of_node
+        logprobs += _spread(listed(node.get("logprobs")), mask_of_node)
+        advantages += _spread(listed(node.get("advantages")), mask_of_node)
+    return token_arrays(ids, mask, logprobs, advantages if any(advantages) else ())
 
 
 def tokens_of_calls(calls: Sequence[tuple[Sequence[object], ...]]) -> Maker | None:

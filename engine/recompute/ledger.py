@@ -36,10 +36,6 @@ class Report:
     wrong: list[Wrong] = field(default_factory=list)
     given: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def total(self) -> int:
-        return self.compared.total()
-
     def number(
         self,
         place: str,

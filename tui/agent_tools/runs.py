@@ -123,7 +123,7 @@ class RunTools(Workspace):
             except ConfigError:
                 raise ToolError("the configuration of this run cannot be read") from None
             shown, after = page(islice(report.wrong, offset, None), offset)
-            answer = Recomputed(report.total, shown, report.given)
+            answer = Recomputed(report.compared.total(), shown, report.given)
             return ToolAnswer(
                 untrusted=answer, next_offset=after, total=len(report.wrong), untrusted_notes=notes(reader)
             )

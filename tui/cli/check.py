@@ -141,7 +141,7 @@ def _recompute(reference: str, info: RunInfo, formula: str, as_json: bool) -> No
     if not as_json:
         for what, reason in report.given.items():
             say(f"taken as recorded: {what} ({reason})")
-        say(f"{report.total:,} numbers recomputed, {len(report.wrong):,} wrong")
+        say(f"{report.compared.total():,} numbers recomputed, {len(report.wrong):,} wrong")
     if report.wrong or problems:
         raise typer.Exit(ExitCode.FAILED)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, takewhile
 
@@ -74,14 +74,13 @@ BATCHES = Documents("batches of columns", _batch, when=_is_batch, unknown=GENERI
 """One batch per document: every key holds a list with one value per rollout (ms-swift, datasets)."""
 
 
-def wandb_table(formats: Iterable[Format]) -> Documents:
+def wandb_table(formats: Sequence[Format]) -> Documents:
     """Return the format of a wandb table file whose rows each have one of `formats`."""
-    known = tuple(formats)
 
     def read(document: Document, origin: Origin) -> Iterable[Item]:
         columns = [str(c) for c in document["columns"]]
         rows: list[Document] = [dict(zip(columns, v, strict=False)) for v in document["data"] if isinstance(v, list)]
-        yield from table_rows(rows, known, origin)
+        yield from table_rows(rows, formats, origin)
 
     return Documents("wandb table", read, lists=("columns", "data"))
 

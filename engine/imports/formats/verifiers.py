@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from ..containers.base import TO_ITS_END
 from ..convert import is_judge
@@ -180,7 +181,8 @@ def _trace(trace: Document, episode: Document, origin: Origin, several: bool) ->
     components = {**dict.fromkeys(rewards, Score(None)), **scores(rewards)}
     task = mapping(trace.get("task")) or mapping(episode.get("task"))
     data = mapping(task.get("data"))
-    tokens = tokens_of_nodes([nodes[i] for i in chain]) if any(nodes[i].get("token_ids") for i in chain) else None
+    kept = [nodes[i] for i in chain]
+    tokens = partial(tokens_of_nodes, kept) if any(node.get("token_ids") for node in kept) else None
     agent = text(at(trace, "agent.name")) or ""
     work = mapping(at(episode, "run.work"))
     step = whole(work.get("step"))
@@ -204,7 +206,7 @@ def _trace(trace: Document, episode: Document, origin: Origin, several: bool) ->
         split=kind if kind in ("train", "eval") else origin.split,
         reward=reward,
         components=components,
-        advantage=mean([v for i in chain for v in listed(nodes[i].get("advantages"))]),
+        advantage=mean([v for node in kept for v in listed(node.get("advantages"))]),
         expected=text(data.get("answer")),
         stop=text(trace.get("stop_condition")) or "",
         error=error_text(errors),

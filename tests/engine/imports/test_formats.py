@@ -430,7 +430,7 @@ def test_log_probs_of_sampled_tokens_stand_in_their_places():
     prompt = {"token_ids": [5, 6], "mask": [False, False], "logprobs": []}
     mixed = {"token_ids": [7, 8, 9], "mask": [True, False, True], "logprobs": [-0.5, -1.5]}
     each = {"token_ids": [1, 2], "mask": [False, True], "logprobs": [0.0, -2.5]}
-    tokens = tokens_of_nodes([prompt, mixed, each])()
+    tokens = tokens_of_nodes([prompt, mixed, each])
     assert tokens is not None
     assert list(tokens.logprobs) == [0.0, 0.0, -0.5, 0.0, -1.5, 0.0, -2.5]
     assert list(tokens.agent_mask) == [0, 0, 1, 0, 1, 0, 1]
