@@ -32,8 +32,7 @@ _REFUSED = (
     "evaluation.request.FIELD=VALUE changes another field"
 )
 ADVICE = {
-    401: "; the key comes from ${key}, and --api-key-env selects another variable",
-    403: "; the key comes from ${key}, and --api-key-env selects another variable",
+    **dict.fromkeys((401, 403), "; the key comes from ${key}, and --api-key-env selects another variable"),
     404: "; the address is the base of the API, such as http://127.0.0.1:8000/v1, and NAME a model that it serves",
     **dict.fromkeys(REFUSED, _REFUSED),
 }

@@ -8,7 +8,7 @@ up, so that a few graphs serve a turn. The mask hides slots beyond a row's token
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -22,6 +22,9 @@ SLOTS = 256
 WORTH = 3
 """Passes of one shape that run from Python before it gets a graph. Capturing one takes about as long."""
 
+Pass = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From tokens and positions int64 `[n, 1]` to logits `[n, V]`."""
+
 
 class DecodingGraphs:
     """The graphs of a decoder over the current storage of `cache`. Useless after a rebuild of the cache.
@@ -34,7 +37,7 @@ class DecodingGraphs:
         self._cache = cache
         self._block: object = None
         self._pool = torch.cuda.graph_pool_handle()
-        self._captured: dict[tuple[int, int], _Captured] = {}
+        self._captured: dict[tuple[int, int], Pass] = {}
         self._passes: dict[tuple[int, int], int] = {}
         self._possible = True
 
@@ -54,37 +57,24 @@ class DecodingGraphs:
             return self._decoder.forward(tokens, positions, self._cache, length)
         return graph(tokens, positions)
 
-    def _capture(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> _Captured | None:
+    def _capture(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> Pass | None:
+        fed, at, graph = tokens.clone(), positions.clone(), torch.cuda.CUDAGraph()
         try:
-            graph = _Captured(self._decoder, self._cache, tokens, positions, length, self._pool)
+            # Other threads may use the device during capture.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                logits = self._decoder.forward(fed, at, self._cache, length)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:
             logger.info("%s decodes without CUDA graphs", type(self._decoder.base).__name__, exc_info=True)
             self._possible = False
             return None
-        self._captured[len(tokens), length] = graph
-        return graph
 
+        def replay(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            fed.copy_(tokens)
+            at.copy_(positions)
+            graph.replay()
+            return logits
 
-class _Captured:
-    def __init__(
-        self,
-        decoder: Decoder,
-        cache: RowCache,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        length: int,
-        pool: Any,
-    ) -> None:
-        self._tokens, self._positions = tokens.clone(), positions.clone()
-        self._graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device during capture.
-        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self._logits = decoder.forward(self._tokens, self._positions, cache, length)
-
-    def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        self._tokens.copy_(tokens)
-        self._positions.copy_(positions)
-        self._graph.replay()
-        return self._logits
+        self._captured[len(tokens), length] = replay
+        return replay

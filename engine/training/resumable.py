@@ -194,9 +194,8 @@ class Resumable(Trainer):
         if torch.cuda.is_available():
             tensors |= {f"cuda.{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
         save_file(tensors, file.with_suffix(".safetensors"))
-        version, internal, gauss = random.getstate()
         name, keys, *rest = np.random.get_state()
-        facts = {"python": [version, list(internal), gauss], "numpy": [name, keys.tolist(), *rest]}  # type: ignore[union-attr]
+        facts = {"python": random.getstate(), "numpy": [name, keys.tolist(), *rest]}  # type: ignore[union-attr]
         file.with_suffix(".json").write_text(json.dumps(facts))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -207,8 +206,7 @@ class Resumable(Trainer):
         facts = json.loads(file.with_suffix(".json").read_text())
         version, internal, gauss = facts["python"]
         random.setstate((version, tuple(internal), gauss))
-        name, keys, *rest = facts["numpy"]
-        np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+        np.random.set_state(tuple(facts["numpy"]))
         tensors = load_file(file.with_suffix(".safetensors"))
         torch.set_rng_state(tensors["cpu"])
         for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
