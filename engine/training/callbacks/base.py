@@ -21,9 +21,7 @@ class RunCallback(TrainerCallback):
     def saved(self, step: int) -> None:
         """Act after a checkpoint was written, or the disk refused it."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, *_: object, **kwargs: object) -> None:
         self.training_begins(state)
 
     def on_log(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerState
 
 from ....configs.errors import ConfigError, Problem
 from ....configs.sections.rewards import SHAPED
@@ -44,9 +44,7 @@ class Findings(RunCallback):
         """Run the detectors. A detector that fails does not stop training."""
         self.recorder.guard("diagnosis", lambda: self._observe(step, metrics))
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_end(self, args: object, state: TrainerState, *_: object, **kwargs: object) -> None:
         """Run the detectors on a training shorter than the window."""
         self.recorder.guard("diagnosis", lambda: self._record(state.global_step, self.diagnosis.end()))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerState, TrainingArguments
 
 from ...record.step_recorder import StepRecorder
 from ...rollouts.rollout import Rollout
@@ -36,14 +36,10 @@ class StepProgress(RunCallback):
     def training_begins(self, state: TrainerState) -> None:
         self.recorder.event("phase", "training", step=state.global_step, name="training")
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, *_: object, **kwargs: object) -> None:
         self.micro_batches, self._updated, self._scored = args.gradient_accumulation_steps, 0, False
 
-    def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_substep_end(self, *_: object, **kwargs: object) -> None:
         self._updated += 1
         self._tell(Phase.BACKWARD, self._updated, self.micro_batches)
 

@@ -13,7 +13,7 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerControl, TrainerState
 
 from ....configs import metric_names as metric
 from ...policy.kl import BetaController
@@ -50,9 +50,7 @@ class StepRecording(RunCallback, Generic[TrainerT]):
             "status", lambda: writer.status("running", step=state.global_step, total_steps=state.max_steps)
         )
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_begin(self, *_: object, **kwargs: object) -> None:
         self._began = time.perf_counter()
 
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
