@@ -90,7 +90,7 @@ def _conversation(decoder: Decoder, form: RowsOf) -> list[tuple[np.ndarray, torc
     prompts = [random.integers(0, vocabulary, n).tolist() for n in PROMPTS]
     history = TokenHistory([prompt for prompt in prompts for _ in range(2)])
     rows = form(decoder, history, 2, 64, None)
-    with rows.sampling():
+    with decoder.sampling(cached=form.cached):
         acted = _turn(decoder, rows, history, np.arange(4), random, vocabulary)
         for row, length in zip((0, 3), OBSERVATIONS, strict=True):
             history.append_observation(row, random.integers(0, vocabulary, length).tolist())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
 import numpy as np
 import torch
 
@@ -23,6 +21,8 @@ class CachedRows:
     num_rollouts: consecutive rows with the same prompt. longest: maximum tokens of a row. seen: the rows' images, for a
     vision-language model.
     """
+
+    cached = True
 
     def __init__(
         self,
@@ -46,9 +46,6 @@ class CachedRows:
         """The row at each place."""
         self._cached = np.zeros(len(history.length), dtype=np.int64)
         """Tokens of each row that the cache holds; 0 for a row without a place."""
-
-    def sampling(self) -> AbstractContextManager[None]:
-        return self._decoder.sampling(cached=True)
 
     def prepare(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
         """Prepare the next turn of `rows` (int64 `[n]`), with at most `capacity` tokens each.

@@ -128,9 +128,8 @@ class ChatBridge:
         index: int,
         tools: Sequence[Mapping[str, object]] | None = None,
     ) -> list[int]:
-        """Return the token ids from the end of the agent's turn `messages[at]`, which ended with `last_token`, to its
-        next turn. Raises ChatTemplateError.
-        """
+        """Return the token ids from the end of the agent's turn `messages[index]`, which ended with `last_token`, to
+        its next turn. Raises ChatTemplateError."""
         marked: list[Message] = [*messages[:index], {"role": "assistant", "content": AGENT}, *messages[index + 1 :]]
         before, agent, rest = self.prompt_text(marked, tools).partition(AGENT)
         if not (before and agent and rest) or AGENT in rest:

@@ -7,7 +7,6 @@ conversations again, padded on the left, and continues on the model's own cache.
 from __future__ import annotations
 
 import inspect
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,8 @@ from .seen_rows import SeenRows
 class PaddedRows:
     """The interface of `CachedRows`, without a cache between turns. Equal prompts are encoded once."""
 
+    cached = False
+
     def __init__(
         self, decoder: Decoder, history: TokenHistory, num_rollouts: int, longest: int, seen: SeenRows | None = None
     ) -> None:
@@ -35,9 +36,6 @@ class PaddedRows:
         self._cache_name = ""
         self._attention_mask: torch.Tensor | None = None
         """Mask of the fed tokens that are not padding, int64 `[n, fed]`."""
-
-    def sampling(self) -> AbstractContextManager[None]:
-        return self._decoder.sampling(cached=False)
 
     def prepare(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
         self.clear()

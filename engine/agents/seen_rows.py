@@ -68,7 +68,7 @@ class SeenRows:
     ) -> SeenPass:
         """Return the inputs of a pass that feeds each of `rows` the tokens after its first `cached`.
 
-        rows, held: int64 [n]. tokens: int64 [n, q]. places: int64 [n, q], of each token in its row, -1 for padding on
+        rows, cached: int64 [n]. tokens: int64 [n, q]. places: int64 [n, q], of each token in its row, -1 for padding on
         the left. kv_length: L, the number of tokens in the cache afterwards.
         """
         images = [image for row, n in zip(rows, cached, strict=True) for image in self._after(int(row), int(n))]

@@ -63,7 +63,7 @@ class TransformersSession(ChatSession):
         active = rows[~self._exhausted[rows]]
         ended = np.zeros(len(self.history.length), dtype=bool)
         if active.size:
-            with self._rows.sampling():
+            with self.decoder.sampling(cached=self._rows.cached):
                 ended[active] = self._write_turn(active)
         turns = []
         for row, start in zip(rows.tolist(), starts.tolist(), strict=True):

@@ -254,7 +254,7 @@ class Continuations:
         )
 
     def keep(self, side: str, finished_turns: int, rollouts: Sequence[Rollout]) -> None:
-        """Score and record the rollouts not yet recorded. whole: how many recorded turns they repeat."""
+        """Score and record the rollouts not yet recorded. finished_turns: recorded turns that they repeat."""
         new = [r for r in rollouts if (side, r.index + 1) not in self.done]
         if any(r.trajectory is None for r in new):
             raise EvaluationError(f"{self.row.env_class_path} returns no trajectories: its rollouts cannot be replayed")

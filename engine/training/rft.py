@@ -216,8 +216,8 @@ def _rollout_options(config: RunConfig, tokenizer: PreTrainedTokenizerBase, args
 
 
 def grpo_config(config: RunConfig, run_dir: Path, world: int, num_rows: int, limit: int | None = None) -> GRPOConfig:
-    """Return TRL's arguments for a run. most: see `micro_batch`. Raises TrainingError if the processes cannot share the
-    batch."""
+    """Return TRL's arguments for a run. limit: see `micro_batch`. Raises TrainingError if the processes cannot share
+    the batch."""
     training = config.training
     rows = training.prompts_per_step * training.num_generations
     if rows % world:
