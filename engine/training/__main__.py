@@ -40,9 +40,10 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
     from ..launch.settings import read_config
     from ..runs.control.requests import ControlChannel
     from ..runs.durable import Locked, hold
+    from ..runs.health.checkpoints import checkpoint_folder
     from ..runs.paths import DATABASE
     from ..runs.write.writer import open_writer
-    from .checkpoints import Start, find_start, set_aside
+    from .checkpoints import Start, discard, find_start, set_aside
 
     rank = int(os.environ.get("RANK", "0"))
     main_process = rank == 0
@@ -58,6 +59,7 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
             mode = read_config(run_dir).mode
             start = find_start(run_dir) if resume and mode != "eval" else start
             if main_process:
+                discard(checkpoint_folder(run_dir))  # a run that is killed while it saves and resumed at its end
                 set_aside(start.damaged)
         except (GrpoTuiError, OSError) as problem:
             refused = problem
