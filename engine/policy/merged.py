@@ -82,8 +82,14 @@ def _sum(layer: Any) -> Tensor:
     for name in layer.active_adapters:
         if name in layer.lora_A:
             a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
-            weight = torch.addmm(weight, b, a, alpha=layer.scaling[name])
+            weight = torch.addmm(weight.to(b.dtype), b, a, alpha=layer.scaling[name])
     return weight
+
+
+class AdaptedHead(LoraLinear):
+    """An output layer with adapters. The losses, ours and TRL's, read its `weight`, which PEFT gives without them."""
+
+    weight = property(_sum)  # type: ignore[assignment]
 
 
 def _summing(layer: nn.Module) -> Callable[..., Tensor]:

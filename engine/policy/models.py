@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -36,6 +37,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from ...configs.sections.model import LoraSection, ModelConfig
 from ..runs.durable import CHECKSUMS, find_damage
+from .merged import AdaptedHead
 from .precision import set_arithmetic
 from .sources import ModelLoadError, base_source, builtin, explain, first_line, load_tokenizer
 from .unwrap import base_of
@@ -81,6 +83,8 @@ def load_policy(
         # cuDNN's attention plans each new shape, which takes longer than the pass. Here shapes differ in every step.
         torch.backends.cuda.enable_cudnn_sdp(False)
     set_arithmetic(model, config)
+    if type(head := base.get_output_embeddings()) is LoraLinear:
+        head.__class__ = AdaptedHead
     if not trainable:
         model.requires_grad_(False)
         return model.eval(), tokenizer

@@ -7,17 +7,20 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM
+from trl.trainer import utils
 
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.sections.model import LoraSection, ModelConfig
 from grpo_tui.engine.policy import memory
 from grpo_tui.engine.policy.models import load_policy, lora_config, save_adapters
+from grpo_tui.engine.policy.prepared import PreparedModel
 from grpo_tui.engine.policy.sources import ModelLoadError, load_tokenizer
 from grpo_tui.engine.policy.unwrap import base_of
 from grpo_tui.engine.policy.versions import is_checkpointing
@@ -203,6 +206,31 @@ def test_lora_that_fits_nothing_is_said_at_its_key(base):
     lora = LoraSection(r=4, target_modules=["no_such_layer"])
     with pytest.raises(ModelLoadError, match=r"model\.lora does not fit"):
         load_policy(config(base).model_copy(update={"lora": lora}))
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+def test_adapters_of_the_output_layer_are_part_of_every_loss(base, weights: str):
+    lora = LoraSection(r=4, target_modules=["q_proj", "lm_head"])
+    formats = {"weights": weights, "compute": weights, "sampling": weights}
+    policy: Any
+    policy, _ = load_policy(config(base, **formats).model_copy(update={"lora": lora}))
+    if fuses := hasattr(utils, "add_fused_lm_head"):  # TRL 1.14 has none
+        utils.add_fused_lm_head(base_of(policy))
+    prepared = PreparedModel(policy)
+    assert prepared.packed
+    shake(policy)  # after the comparison that chooses the form, as training does
+    ids = np.arange(7, 40)
+    row = torch.from_numpy(ids)[None]
+    with torch.no_grad():
+        expected = logits(policy).float().log_softmax(-1)[0, :-1].gather(-1, row[0, 1:, None])[:, 0]
+        for disabled in (contextlib.nullcontext(), policy.disable_adapter()):
+            with disabled:
+                (packed,) = prepared.score([ids], [ids > 6]).logprobs
+                fused = policy(input_ids=row, labels=row, fused_lm_head=True).log_probs[0] if fuses else None
+            off = np.abs(packed[1:] - expected.numpy()).max()
+            assert off < 0.1 if isinstance(disabled, contextlib.nullcontext) else off > 0.3
+            if fused is not None:
+                assert np.abs(packed[1:] - fused.float().numpy()).max() < (1e-4 if weights == "float32" else 0.1)
 
 
 def test_the_built_in_policy_is_there_small_and_says_what_it_was_taught():
