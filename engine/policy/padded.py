@@ -60,26 +60,30 @@ def padded_scores(
     agent_mask: Tensor,
     images: Sequence[Images],
     temperature: float,
-) -> tuple[Tensor, Tensor]:
+    experts: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Score the agent's tokens with gradient, for a vision-language model: log-probs and entropies [B, T], 0 elsewhere.
 
     model: the one to call, possibly wrapped for several processes. inner: the unwrapped model. All on one device.
+    experts: also return the loss that balances the experts of the model.
     """
     predicted = agent_mask[:, 1:].bool()
     columns = predicted.any(0).nonzero()[:, 0]
-    logits = model(
+    output = model(
         input_ids=token_ids,
         attention_mask=attention_mask,
         use_cache=False,
         logits_to_keep=columns,
         **_seen(inner, token_ids, images),
-    ).logits
-    log_p = torch.log_softmax(logits[predicted[:, columns]].float() / temperature, -1)
+        **({"output_router_logits": True} if experts else {}),
+    )
+    log_p = torch.log_softmax(output.logits[predicted[:, columns]].float() / temperature, -1)
     target = token_ids[:, 1:][predicted]
     row, column = predicted.nonzero(as_tuple=True)
     empty = log_p.new_zeros(token_ids.shape)
     logprobs = empty.index_put((row, column + 1), log_p.gather(-1, target[:, None])[:, 0])
-    return logprobs, empty.index_put((row, column + 1), -(log_p.exp() * log_p).sum(-1))
+    entropies = empty.index_put((row, column + 1), -(log_p.exp() * log_p).sum(-1))
+    return logprobs, entropies, output.aux_loss if experts else None
 
 
 def _seen(model: nn.Module, token_ids: Tensor, images: Sequence[Images] | None) -> dict[str, object]:

@@ -346,7 +346,7 @@ class GRPOEnvTrainer(ResumableTrainer):
             logprobs, entropy = loss_pass.packing.pad(out.logprobs), loss_pass.packing.pad(out.entropy)
         elif loss_pass is not None and any(r.images for r in loss_pass.batch.get("rollouts", ())):
             with self.accelerator.autocast():
-                logprobs, entropy = padded_scores(
+                logprobs, entropy, aux = padded_scores(
                     model,
                     self.policy.base,
                     input_ids,
@@ -354,6 +354,7 @@ class GRPOEnvTrainer(ResumableTrainer):
                     loss_pass.batch["agent_token_mask"],
                     [r.images for r in loss_pass.batch["rollouts"]],
                     self.temperature,
+                    bool(kwargs.get("compute_aux_loss")),
                 )
             entropy = entropy if self._entropy_bonus_enabled else entropy.detach()
         else:

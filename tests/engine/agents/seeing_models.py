@@ -22,6 +22,8 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
@@ -44,7 +46,7 @@ from .models import SHAPE, TEXTS, make_likelier
 ARCHITECTURES = ("qwen3_vl", "qwen2_5_vl", "qwen2_vl", "idefics3", "smolvlm", "gemma3", "llava", "llava_clip")
 """The last two over vision towers of SigLIP and CLIP. SmolVLM's own processor wants a package for videos: Idefics3's,
 which makes the same of images, stands in."""
-ALIKE = {"qwen2_vl": "qwen2_5_vl", "smolvlm": "idefics3", "llava_clip": "llava"}
+ALIKE = {"qwen3_vl_moe": "qwen3_vl", "qwen2_vl": "qwen2_5_vl", "smolvlm": "idefics3", "llava_clip": "llava"}
 """Whose signs and tokens they share."""
 SIGNS = {
     "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
@@ -123,16 +125,19 @@ def model(architecture: str, *, seed: int = 0, end_bias: float = 4.0) -> PreTrai
     image = "<image>" if family == "idefics3" else SPECIAL[family][-2 if "qwen" in family else -1]
     ids: dict[str, Any] = {"image_token_id": tok.convert_tokens_to_ids(image)}
     siglip = {**VISION, "image_size": SIDE, "patch_size": 8}
-    if architecture == "qwen3_vl":
+    if family == "qwen3_vl":
         rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
         vision = {
             "depth": 2, "hidden_size": 24, "intermediate_size": 32, "num_heads": 2, "patch_size": 4,
             "spatial_merge_size": 2, "out_hidden_size": 32, "num_position_embeddings": 64,
             "deepstack_visual_indexes": [0],
         }  # fmt: skip
-        made: Any = Qwen3VLForConditionalGeneration(
-            Qwen3VLConfig(text_config={**text, "rope_parameters": rope}, vision_config=vision, **ids, **_video(tok))
-        )
+        parts = {"text_config": {**text, "rope_parameters": rope}, "vision_config": vision, **ids, **_video(tok)}
+        if architecture == family:
+            made: Any = Qwen3VLForConditionalGeneration(Qwen3VLConfig(**parts))
+        else:
+            parts["text_config"] |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+            made = Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(**parts))
     elif architecture == "qwen2_5_vl":
         rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
         vision = {

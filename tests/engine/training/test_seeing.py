@@ -185,6 +185,13 @@ def test_training_over_several_turns_learns_and_encodes_each_picture_once(tmp_pa
     assert any("language_model" in n for n in changed)
 
 
+def test_experts_of_a_model_that_sees_are_balanced(tmp_path):
+    trainer = trainer_of(tmp_path, "qwen3_vl_moe", policy("qwen3_vl_moe", lora=True), max_steps=1)
+    trainer.train()
+    assert any(r.images for r in trainer.rollouts.batch)
+    assert trainer.state.log_history[0]["aux_loss"] > 0
+
+
 OWN_WORDS = "a message contains the model's image token"
 
 
