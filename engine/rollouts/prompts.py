@@ -12,6 +12,7 @@ from ...configs.sections import TrainingConfig
 from ...envs.agent import Message, call_reader
 from ...envs.content import text_of
 from ...envs.multi_turn import MultiTurnEnv
+from ..agents.chat import ChatTemplateError
 from ..policy.vision.processor import VisionError
 from .runner import DataError, Row, TrialEnv
 
@@ -75,14 +76,20 @@ def fitting(
     limit = limits.max_trajectory_tokens
     until = time.monotonic() + CHECK_SECONDS
     kept: list[Row] = []
+    checked: set[tuple[object, ...]] = set()
     for number, row in enumerate(rows):
         if time.monotonic() > until:
             kept += rows[number:]
             break
         prompt = prompt_of(environment(row), row.task_data, policy)
-        if number == 0:
-            check_template(row.task_data["messages"], prompt, policy.chat, _where(row))
-        tokens = len(policy.chat.prompt(prompt.messages, prompt.tools))
+        roles = tuple(message["role"] for message in row.task_data["messages"])
+        try:
+            if roles not in checked:
+                check_template(row.task_data["messages"], prompt, policy.chat, _where(row))
+                checked.add(roles)
+            tokens = len(policy.chat.prompt(prompt.messages, prompt.tools))
+        except ChatTemplateError as problem:
+            raise DataError(f"{_where(row)}: {problem}") from problem
         if tokens < limit:
             kept.append(row)
         elif on_long == "stop":

@@ -110,3 +110,30 @@ def test_a_template_that_drops_what_is_said_of_the_tools_is_refused(tmp_path: Pa
     rows = load_rows(config.environment, "train", 0, tokenizer, config.data)
     with pytest.raises(DataError, match="drops the system message in which the tools are explained"):
         fitting(rows, policy, RolloutRunner(policy, tokenizer, 1).environment, TrainingConfig(), "stop")
+
+
+ALTERNATES = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate!') }}"
+    "{% endif %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "roles", "said"),
+    [
+        (DROPS_SYSTEM, ("system", "user"), "the model's chat template drops the system's message"),
+        (ALTERNATES, ("user", "user"), r"the chat template rejected the conversation \(alternate!\)"),
+    ],
+)
+def test_a_later_row_that_the_template_drops_or_rejects_is_named(
+    tmp_path: Path, template: str, roles: tuple[str, ...], said: str
+):
+    config = configured(tmp_path, template, tools=False)
+    conversations = [[{"role": role, "content": f"{role} {i}"} for i, role in enumerate(r)] for r in (["user"], roles)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"prompt": c}) + "\n" for c in conversations))
+    config.environment.eval_tasks = 0
+    tokenizer = load_tokenizer(config.model)
+    policy = ScriptedAgent([["x"]], tokenizer)
+    rows = load_rows(config.environment, "train", 0, tokenizer, config.data)
+    with pytest.raises(DataError, match=f"row 2 of the data: {said}"):
+        fitting(rows, policy, RolloutRunner(policy, tokenizer, 1).environment, TrainingConfig(), "stop")
