@@ -146,9 +146,11 @@ class StepRecorder:
 
 
 def record_vocabulary(writer: RecordWriter, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Record the text of every token. Texts that contain `Ġ` or `Ċ` use the alphabet of byte-level BPE."""
+    """Record the text of every token. Texts that contain `Ġ` or `Ċ` use the alphabet of byte-level BPE, unless others
+    begin with `▁`: the large vocabularies of SentencePiece also contain these letters."""
     texts = [text or "" for text in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
-    writer.vocabulary(texts, byte_level=any("Ġ" in text or "Ċ" in text for text in texts))
+    pieces = any(text.startswith("▁") for text in texts)
+    writer.vocabulary(texts, byte_level=not pieces and any("Ġ" in text or "Ċ" in text for text in texts))
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -414,6 +414,7 @@ def test_any_text_comes_back_from_single_bytes(text: str) -> None:
     [
         (["a", "Ġthe", "Ċ"], Alphabet.BYTE_LEVEL),
         (["▁the", "<0x0A>"], Alphabet.SENTENCEPIECE),
+        (["▁the", "Ġajn"], Alphabet.SENTENCEPIECE),
         ([" the", "Ġa"], Alphabet.TEXT),
     ],
 )

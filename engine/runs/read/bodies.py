@@ -145,7 +145,7 @@ class Bodies:
         """The notation of the vocabulary: as the writer declared it, else as inferred from the tokens."""
         if self._record.scalar("SELECT value FROM meta WHERE key = 'vocabulary'") == Alphabet.BYTE_LEVEL:
             return Alphabet.BYTE_LEVEL
-        looks = {" [a-z]*": Alphabet.TEXT, "Ġ[a-z]*": Alphabet.BYTE_LEVEL, "▁[a-z]*": Alphabet.SENTENCEPIECE}
+        looks = {" [a-z]*": Alphabet.TEXT, "▁[a-z]*": Alphabet.SENTENCEPIECE, "Ġ[a-z]*": Alphabet.BYTE_LEVEL}
         sql = "SELECT 1 FROM vocabulary WHERE text GLOB ? LIMIT 1"
         return next((a for pattern, a in looks.items() if self._record.scalar(sql, (pattern,))), Alphabet.TEXT)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import shutil
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from transformers import TrainerCallback
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, TrainerCallback
 
 from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.metric_names import meaning
@@ -19,7 +22,7 @@ from grpo_tui.configs.sections.rewards import DiagnosisConfig
 from grpo_tui.engine.agents.chat import ChatBridge
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.imports.check import diagnose
-from grpo_tui.engine.record.step_recorder import StepRecorder
+from grpo_tui.engine.record.step_recorder import StepRecorder, record_vocabulary
 from grpo_tui.engine.rollouts.rollout import Rollout
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write.writer import NullWriter, RunWriter
@@ -65,6 +68,14 @@ def acting_trainer(folder: Any, **changes: Any) -> Any:
     model = policy(lora=True)
     agent = TransformersAgent(model, tokenizer(), max_turn_tokens=5, max_trajectory_tokens=256)
     return make_trainer(folder, calculator_rows(8), model=model, agent=agent, **changes)
+
+
+def test_pieces_of_a_vocabulary_with_maltese_letters_are_shown_as_text(tmp_path):
+    pieces = WordLevel({"▁the": 0, "Ġajn": 1, "é": 2, "<0x0A>": 3}, unk_token="é")
+    with closing(RunWriter(tmp_path)) as writer:
+        record_vocabulary(writer, PreTrainedTokenizerFast(tokenizer_object=Tokenizer(pieces)))
+    with RunReader(tmp_path) as reader:
+        assert reader.bodies.token_texts(range(4)) == [" the", "Ġajn", "é", "\n"]
 
 
 def test_a_record_that_fails_is_told_once_and_training_goes_on(tmp_path, caplog):
