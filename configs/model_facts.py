@@ -19,7 +19,7 @@ from math import prod
 from pathlib import Path
 
 _SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([bBmM])(?![A-Za-z0-9])")
-_THINKS = re.compile(r"enable_thinking|<think>")
+_THINKS = re.compile(r"enable_thinking|<think>|\[THINK\]|<\|channel\|>analysis")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
 """Names of the context length in `config.json`; the later ones are of GPT-2 and MPT."""
 _LONGEST_HEADER = 100_000_000

@@ -31,6 +31,8 @@ def test_the_files_of_a_model_state_its_size_context_and_thoughts(tmp_path: Path
     thinking = make_model(tmp_path / "thinking", 40, 512, "{% if enable_thinking %}<think>{% endif %}")
     assert facts_of(small) == ModelFacts(134_000_000, 8192, False)
     assert facts_of(thinking) == ModelFacts(40, 512, True)
+    for name, mark in (("magistral", "[THINK]"), ("gpt_oss", "<|start|>assistant<|channel|>analysis<|message|>")):
+        assert facts_of(make_model(tmp_path / name, 40, template=f"{{{{ '{mark}' }}}}")).thinks
     (tmp_path / "gpt2").mkdir()
     (tmp_path / "gpt2" / "config.json").write_text('{"n_positions": 1024}')
     assert facts_of(str(tmp_path / "gpt2")).context == 1024
