@@ -104,9 +104,10 @@ def fresh(batch: Mapping[str, Any]) -> Tensor:
 def drops_out(model: nn.Module) -> bool:
     """Return whether dropout makes the training pass differ from the pass that acts."""
     config = base_of(model).config.get_text_config(decoder=True)
-    return any(m.p for m in model.modules() if isinstance(m, nn.Dropout)) or bool(
-        getattr(config, "attention_dropout", 0.0)
-    )
+    # Some models call torch's function instead of a module (OPT, BioGPT).
+    rates = ("dropout", "attention_dropout", "activation_dropout", "hidden_dropout_prob")
+    modules = (m for m in model.modules() if isinstance(m, nn.Dropout))
+    return any(m.p for m in modules) or any(getattr(config, name, 0.0) for name in rates)
 
 
 def check_unchanged(kl: float, half: bool) -> None:

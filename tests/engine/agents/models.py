@@ -135,6 +135,7 @@ WITH_WINDOWS: dict[str, dict[str, Any]] = {
 WITHOUT_WINDOWS: dict[str, dict[str, Any]] = {
     **OF_OTHER_KINDS,
     "llama": {},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "qwen3": {},
     "qwen3_moe": EXPERTS,
     "qwen3_next": {

@@ -93,6 +93,7 @@ def test_a_loss_about_another_policy_than_the_one_that_acted_ends_the_run(tmp_pa
         trained(tmp_path, model_of_type("mistral"), "training.max_turn_tokens=40")
 
 
-def test_dropout_in_training_is_no_other_policy(tmp_path: Path):
-    found = trained(tmp_path, model_of_type("qwen3", attention_dropout=0.5))
+@pytest.mark.parametrize("kind", ["qwen3", "opt"])
+def test_dropout_in_training_is_no_other_policy(tmp_path: Path, kind: str):
+    found = trained(tmp_path, model_of_type(kind, dropout=0.5, attention_dropout=0.5 * (kind == "qwen3")))
     assert metric.KL_UNCHANGED not in found
