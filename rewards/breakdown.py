@@ -7,7 +7,7 @@ became an advantage. Viewers read this data, so there is no torch here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,6 @@ class RewardBreakdown:
                     sums[name] = sums.get(name, 0.0) + value.contribution
         return sums
 
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
-
 
 GOAL = "goal"
 """Name of the term for the reward without shaping, if shaping is compared separately."""
@@ -137,9 +134,6 @@ class AdvantageFormula:
         """Recompute the advantage of the turn at `step`. Returns None if it has no terms."""
         terms = self.terms(step)
         return sum(t.result(self.epsilon) for t in terms) if terms else None
-
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def comparison(what: str, whom: str, scale: str) -> str:

@@ -24,15 +24,6 @@ class Moments:
     def std(self) -> float:
         return math.sqrt(self.m2 / self.count) if self.count else 0.0
 
-    def to_json(self) -> list[float]:
-        """Return `[count, mean, m2]`. Floats survive JSON bit for bit."""
-        return [self.count, self.mean, self.m2]
-
-    @classmethod
-    def from_json(cls, data: Iterable[float]) -> Moments:
-        count, mean, m2 = data
-        return cls(int(count), float(mean), float(m2))
-
 
 def moments(values: Iterable[float]) -> Moments:
     """Compute the moments of values in two passes."""

@@ -7,7 +7,7 @@ Otherwise a component with a larger numerical range would dominate the sum at an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -89,11 +89,12 @@ class RewardNormalizer:
             self.running[name] = merge(self.running.get(name, Moments()), moments)
 
     def to_json(self) -> dict[str, list[float]]:
-        return {name: moments.to_json() for name, moments in self.running.items()}
+        """Return `[count, mean, m2]` of each component. Floats survive JSON bit for bit."""
+        return {name: [*astuple(moments)] for name, moments in self.running.items()}
 
     def load_json(self, data: Mapping[str, Sequence[float]]) -> None:
         """Restore the output of `to_json`. Components that are not in `data` start empty."""
-        known = {name: Moments.from_json(values) for name, values in data.items()}
+        known = {name: Moments(int(count), mean, m2) for name, (count, mean, m2) in data.items()}
         restored = {name: known.get(name, Moments()) for name in self.running}
         self.running = {**{name: m for name, m in known.items() if name not in COMPONENTS}, **restored}
 

@@ -58,10 +58,10 @@ def trajectory_data(whole: Whole) -> dict[str, object]:
     return {
         "n": whole.n,
         "trajectory": record.trajectory.to_json(),
-        "breakdown": record.breakdown.to_json() if record.breakdown is not None else None,
+        "breakdown": asdict(record.breakdown) if record.breakdown is not None else None,
         "advantage": record.advantage,
         "step_advantages": list(record.step_advantages),
-        "advantage_formula": whole.formula.to_json() if whole.formula is not None else None,
+        "advantage_formula": asdict(whole.formula) if whole.formula is not None else None,
         "note": whole.note.to_json() if whole.note is not None else None,
         "recomputed": None if whole.recomputed is None else _recomputed(whole.recomputed),
         "policy_version": record.policy_version,

@@ -63,8 +63,11 @@ def test_merge_is_pure_symmetric_and_has_a_zero(left: list[float], right: list[f
 
 
 def test_statistics_survive_json_bit_for_bit():
-    moments = moments_of([0.1, 0.2, 1 / 3, math.pi])
-    assert Moments.from_json(json.loads(json.dumps(moments.to_json()))) == moments
+    saved, loaded = normalizer(), normalizer()
+    saved.update({"curiosity": moments_of([0.1, 0.2, 1 / 3, math.pi])})
+    loaded.load_json(json.loads(json.dumps(saved.to_json())))
+    assert loaded.running == saved.running
+    assert loaded.running["curiosity"].count == 4
 
 
 def normalizer(**config) -> RewardNormalizer:

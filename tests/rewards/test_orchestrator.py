@@ -277,7 +277,7 @@ def test_metrics_add_up_and_agree_with_the_breakdown():
 
 def test_a_breakdown_survives_json():
     result = score(RewardsConfig(w_curiosity=0, w_coherence=0), [trajectory(step(0, "DANCE"))], [False], None)
-    assert from_plain(RewardBreakdown, result.breakdowns[0].to_json()) == result.breakdowns[0]
+    assert from_plain(RewardBreakdown, dataclasses.asdict(result.breakdowns[0])) == result.breakdowns[0]
 
 
 def test_trajectories_without_steps_get_nothing():

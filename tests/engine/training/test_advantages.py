@@ -277,7 +277,7 @@ def test_a_method_brings_the_sentence_that_the_screens_show(name, sentence):
     ]
     (group,) = Scorer(4, method=advantage_method(name)).advantages(rows)
     formula = group.rollouts[3].formula
-    assert formula is not None and from_plain(AdvantageFormula, formula.to_json()) == formula
+    assert formula is not None and from_plain(AdvantageFormula, dataclasses.asdict(formula)) == formula
     assert equation(formula, 0, formula.advantage(0))[-1].startswith(sentence)
 
 
