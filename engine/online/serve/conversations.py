@@ -44,11 +44,6 @@ class Conversation:
     prompt: tuple[int, ...] | None = None
     previous: Turn | None = None
 
-    @property
-    def new(self) -> Sequence[Told]:
-        """The messages after the previous turn."""
-        return self.messages if self.previous is None else self.messages[len(self.previous.messages) :]
-
 
 @dataclass
 class Conversations:
@@ -112,10 +107,10 @@ def _keyed(caller: str, messages: Sequence[Told]) -> Iterator[tuple[Told, bytes]
         yield message, digest.digest()
 
 
-def continued(previous: Turn, new: Sequence[Told], rollout: Rollout) -> Rollout:
+def continued(previous: Turn, messages: Sequence[Told], rollout: Rollout) -> Rollout:
     """Join the earlier turns and a turn that was written after their tokens into one rollout.
 
-    new: the messages between them, which are the observation of the last earlier turn.
+    messages: of the conversation. Those after `previous` are the observation of the last earlier turn.
     """
     before, trajectory = previous.rollout, rollout.trajectory
     if before.trajectory is None or trajectory is None or not trajectory.steps:
@@ -130,7 +125,8 @@ def continued(previous: Turn, new: Sequence[Told], rollout: Rollout) -> Rollout:
     rewards = rollout.rewards.copy()
     rewards[:start] = before.rewards
     *earlier, last = before.trajectory.steps
-    steps = (*earlier, _answered(last, new), *(replace(s, index=s.index + number) for s in trajectory.steps))
+    last = _answered(last, messages[len(previous.messages) :])
+    steps = (*earlier, last, *(replace(s, index=s.index + number) for s in trajectory.steps))
     first = before.trajectory  # all turns of a conversation have the prompt of its first turn
     fields = ("prompt", "prompt_id", "messages", "task", "tools", "meta")
     beginning = {name: getattr(first, name) for name in fields}

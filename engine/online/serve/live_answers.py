@@ -297,7 +297,7 @@ class LiveAnswers:
             for i, text in texts.items():
                 samples[i] = with_calls(samples[i], text.calls, text.text, tools) if tools else samples[i]
                 if conversation.previous is not None:
-                    samples[i] = continued(conversation.previous, conversation.new, samples[i])
+                    samples[i] = continued(conversation.previous, conversation.messages, samples[i])
                 self.engine.conversations.keep(conversation, text.text, text.calls, samples[i], request.number)
         answer = self.engine.single_answer(request, samples, running.version)
         self.answered(replace(answer, written=tuple(texts.values())))

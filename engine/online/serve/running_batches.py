@@ -34,10 +34,6 @@ class RunningBatch:
     def urgent(self) -> int:
         return len(self.waiting) + self.batch.foreground
 
-    @property
-    def rows(self) -> int:
-        return len(self.waiting) + len(self.behind) + len(self.batch)
-
 
 class RunningBatches:
     """The batches by version. follower: gives the weights of versions. new_batch: makes an empty batch."""
@@ -67,7 +63,8 @@ class RunningBatches:
 
     def forget(self, running: RunningBatch) -> None:
         """Delete a batch without rows, unless its version is served."""
-        if not running.rows and running.version != self._follower.version:
+        empty = not running.waiting and not running.behind and not len(running.batch)
+        if empty and running.version != self._follower.version:
             self.batches.pop(running.version, None)
 
     def choose(self, version: int, visit: int) -> RunningBatch | None:

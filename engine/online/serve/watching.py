@@ -223,9 +223,9 @@ class ValidationProcess:
         if self._process is None:
             return
         self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._process.wait(timeout=1)
-        if self._process.poll() is None:
+        except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 

@@ -178,7 +178,7 @@ def second_turn(made: InferenceEngine, version: int = 0) -> Answer:
         rewards=np.zeros(len(ids), np.float32),
         logprobs=np.zeros(len(ids), np.float32),
     )
-    return replace(second, samples=[continued(turn, told[2:], written)])
+    return replace(second, samples=[continued(turn, told, written)])
 
 
 def test_the_last_answer_of_a_conversation_can_be_corrected() -> None:
