@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
@@ -164,7 +165,7 @@ class Api:
         return JSONResponse({**values, "waiting": self.backend.source.waiting}, 503 if status == "degraded" else 200)
 
     async def prometheus(self, request: HttpRequest) -> Response:
-        return Response(self.engine.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(self.engine.metrics.registry), media_type="text/plain; version=0.0.4")
 
     # ------------------------------------------------------------------------------------ from the body to a task
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -59,9 +59,6 @@ class ServerMetrics:
         ):
             gauge = Gauge(name, text, registry=self.registry)
             gauge.set_function(lambda value=value: float(value()))
-
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
 
 
 def _future_and_reply() -> tuple[asyncio.Future[Any], Callable[[object], None]]:
