@@ -62,7 +62,9 @@ class DumpBodies(Bodies):
         try:
             rollout, reader = self._placed.rollout((path, container, offset, length), part)
             return self._amended(rollout) if rollout.id else rollout, reader
-        except (DumpError, OSError) as error:
+        except OSError as error:
+            raise RecordDamaged(f"{path} cannot be read: {error.strerror}") from error
+        except DumpError as error:
             raise RecordDamaged(str(error)) from error
 
     def _amended(self, rollout: Rollout) -> Rollout:

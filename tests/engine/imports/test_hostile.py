@@ -68,7 +68,7 @@ def test_a_file_that_is_gone_is_said_when_a_body_is_opened(tmp_path: Path, opene
     file.write_text(line())
     reader = opened(file)
     file.unlink()
-    with pytest.raises(RecordDamaged, match=r"a\.jsonl"):
+    with pytest.raises(RecordDamaged, match=r"a\.jsonl cannot be read: No such file or directory$"):
         reader.bodies.trajectory(1)
 
 
