@@ -113,26 +113,15 @@ class Renderer:
         return Style.from_color(style.color) if contrast > 0.35 else self.palette.text
 
     def _boxed(self, lines: list[Line]) -> list[Line]:
-        if not any("\\boxed" in line.plain for line in lines):
-            return lines
-        depth = 0
-        for index, line in enumerate(lines):
-            plain, position, spans = line.plain, 0, []
-            while position < len(plain):
-                if not depth:
-                    found = _BOXED.search(plain, position)
-                    if found is None:
-                        break
-                    begin, position, depth = found.start(), found.end(), 1
-                else:
-                    begin = position
-                while position < len(plain) and depth:
-                    depth += (plain[position] == "{") - (plain[position] == "}")
-                    position += 1
-                spans.append((begin, position))
-            if spans:
-                lines[index] = marked(line, spans, self.palette.found)
-        return lines
+        text = "\n".join(line.plain for line in lines)
+        spans: list[tuple[int, int]] = []
+        for found in _BOXED.finditer(text):
+            end, depth = found.end(), 1
+            while end < len(text) and depth:
+                depth += (text[end] == "{") - (text[end] == "}")
+                end += 1
+            spans.append((found.start(), end))
+        return marked_lines(lines, spans, self.palette.found) if spans else lines
 
     @cached_property
     def _markdown_type(self) -> Callable[[str], Markdown]:
@@ -199,6 +188,17 @@ def marked(line: Line, spans: Sequence[tuple[int, int]], style: Style) -> Line:
             over = any(begin <= a < stop for begin, stop in spans)
             result.add(segment.text[a - start : b - start], style if over else segment.style)
         start = end
+    return result
+
+
+def marked_lines(lines: Sequence[Line], spans: Sequence[tuple[int, int]], style: Style) -> list[Line]:
+    """Return the lines with a style over spans of their text, in which one character separates two lines."""
+    result, begin = [], 0
+    for line in lines:
+        size = len(line.plain)
+        inside = [(max(0, a - begin), min(size, b - begin)) for a, b in spans if a < begin + size and b > begin]
+        result.append(marked(line, inside, style) if inside else line)
+        begin += size + 1
     return result
 
 

@@ -18,11 +18,11 @@ from rich.style import Style
 from ...text import width as cells_of
 from ..kinds import CHUNK, LARGE, chunks, kind_of, prepared
 from ..rollout_fields import PROMPT, Field, Key
-from ..text_search import JOINT, Span, spans
+from ..text_search import JOINT, spans
 from ..theme import Palette
 from .line import Line
 from .pane import Pane
-from .rendering import Renderer, marked
+from .rendering import Renderer, marked_lines
 
 Make = Callable[[], "Sequence[Line] | Sequence[FlowPart]"]
 
@@ -303,17 +303,7 @@ class TextLayout:
         texts = [line.plain for line in lines]
         joints = [JOINT if cells_of(text) >= room - 1 else " " for text in texts]
         joined = "".join(text + joint for text, joint in zip(texts, joints, strict=True))
-        matches, highlighted, begin = spans(joined[:-1], self.find, joined=True), [], 0
-        for line, text in zip(lines, texts, strict=True):
-            size = len(text)
-            found: list[Span] = [
-                (max(0, start - begin), min(size, end - begin))
-                for start, end in matches
-                if start < begin + size and end > begin
-            ]
-            highlighted.append(marked(line, found, self.palette.found) if found else line)
-            begin += size + 1
-        return highlighted
+        return marked_lines(lines, spans(joined[:-1], self.find, joined=True), self.palette.found)
 
 
 def _end(text: str, kind: str, fold: int, width: int, tail: bool) -> str:
