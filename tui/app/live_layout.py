@@ -50,11 +50,10 @@ def plan(inputs: LayoutInputs, width: int, height: int) -> list[Box]:
     return [*boxes, Box("alerts", 0, body - 1, width, alerts)]
 
 
-def _columns(width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+def _columns(width: int) -> list[tuple[int, int]]:
     table = 38 if width < 80 else 44 if width < 110 else 60 if width < 150 else min(86, int(width * 0.42))
     table = min(table, width - 34)
-    first, second = split(width, [SplitPart(width - table + 1, 0), SplitPart(table, 0)])
-    return first, second
+    return split(width, [SplitPart(width - table + 1, 0), SplitPart(table, 0)])
 
 
 def _before_the_first_step(inputs: LayoutInputs, width: int, height: int) -> list[Box]:
@@ -85,20 +84,19 @@ def _rft(inputs: LayoutInputs, width: int, height: int) -> list[Box]:
         parts = [SplitPart(cw, 0.0), SplitPart(30, 1.0), SplitPart(26, 0.7)]
         if width < 110 or tw < 58:
             parts = [SplitPart(34, 1.2), SplitPart(32, 1.0), SplitPart(30, 0.8)]
-        boxes += _row((first, "learning", "versions"), parts, width, *second)
+        boxes += _row((first, "learning", "versions"), split(width, parts), *second)
     elif inputs.writing:
-        boxes += _row(("writing",), [SplitPart(0)], width, *second)
+        boxes += _row(("writing",), [(0, width)], *second)
     else:
-        boxes += _pair(first, "learning", width, *second)
+        boxes += _row((first, "learning"), _columns(width), *second)
     for row in third:
         if first == "writing" and "actions" not in inputs.empty and width >= 120:
-            boxes += _row(
-                ("speed", "actions", "log"), [SplitPart(40, 1.0), SplitPart(34, 0.8), SplitPart(40, 1.0)], width, *row
-            )
+            parts = [SplitPart(40, 1.0), SplitPart(34, 0.8), SplitPart(40, 1.0)]
+            boxes += _row(("speed", "actions", "log"), split(width, parts), *row)
         elif first == "speed":
-            boxes += _row(("log",), [SplitPart(0)], width, *row)
+            boxes += _row(("log",), [(0, width)], *row)
         else:
-            boxes += _pair("speed", "log", width, *row)
+            boxes += _row(("speed", "log"), _columns(width), *row)
     return boxes
 
 
@@ -108,18 +106,18 @@ def _online(inputs: LayoutInputs, width: int, height: int) -> list[Box]:
     boxes = _first_row(width, y, h, "serving", 9, "kl" if h >= 18 else "")
     if width >= 100:
         parts = [SplitPart(34, 1.0), SplitPart(40, 1.2), SplitPart(28, 0.8)]
-        boxes += _row(("learning", "components", "versions"), parts, width, *second)
+        boxes += _row(("learning", "components", "versions"), split(width, parts), *second)
     else:
-        boxes += _pair("learning", "versions", width, *second)
+        boxes += _row(("learning", "versions"), _columns(width), *second)
     for row in third:
-        boxes += _pair("actions", "log", width, *row)
+        boxes += _row(("actions", "log"), _columns(width), *row)
     return boxes
 
 
 def _sft(inputs: LayoutInputs, width: int, height: int) -> list[Box]:
     (y, h), second = split(height, [SplitPart(9, 1.4), SplitPart(7, 0.6, 12)])
     boxes = _first_row(width, y, h, "learning", 10, "log" if h >= 18 else "")
-    return boxes + _pair("speed", "versions", width, *second)
+    return boxes + _row(("speed", "versions"), _columns(width), *second)
 
 
 def _first_row(width: int, y: int, height: int, upper: str, rows: int, lower: str) -> list[Box]:
@@ -129,12 +127,8 @@ def _first_row(width: int, y: int, height: int, upper: str, rows: int, lower: st
     return [*boxes, Box(lower, tx, y + rows - 1, tw, height - rows + 1)] if lower else boxes
 
 
-def _row(names: tuple[str, ...], parts: list[SplitPart], width: int, y: int, height: int) -> list[Box]:
-    return [Box(name, x, y, w, height) for name, (x, w) in zip(names, split(width, parts), strict=True)]
-
-
-def _pair(left: str, right: str, width: int, y: int, height: int) -> list[Box]:
-    return [Box(name, x, y, w, height) for name, (x, w) in zip((left, right), _columns(width), strict=True)]
+def _row(names: tuple[str, ...], columns: list[tuple[int, int]], y: int, height: int) -> list[Box]:
+    return [Box(name, x, y, w, height) for name, (x, w) in zip(names, columns, strict=True)]
 
 
 def _small(inputs: LayoutInputs, width: int, height: int) -> list[Box]:
