@@ -70,8 +70,7 @@ class Palette:
             value = getattr(colors, f.name)
             if isinstance(value, str) and f.name not in ("background", "panel", "cursor", "band"):
                 setattr(self, f.name, Style(color=value))
-        self.title = Style(color=colors.text, bold=True)
-        self.strong = Style(color=colors.text, bold=True)
+        self.title = self.strong = Style(color=colors.text, bold=True)
         self.key = Style(color=colors.accent, bold=True)
         self.cursor = Style(bgcolor=colors.cursor, bold=True)
         self.band = Style(bgcolor=colors.band)

@@ -144,13 +144,12 @@ def half_blocks(picture: Image) -> list[list[Segment]]:
         upper = data[y * row_bytes : (y + 1) * row_bytes]
         lower = data[(y + 1) * row_bytes : (y + 2) * row_bytes]
         pairs = (upper[x : x + 3] + lower[x : x + 3] for x in range(0, row_bytes, 3))
-        rows.append([_cells(pair, len(list(same))) for pair, same in groupby(pairs)])
+        row = []
+        for pair, same in groupby(pairs):
+            style = Style(color=Color.from_rgb(*pair[:3]), bgcolor=Color.from_rgb(*pair[3:]))
+            row.append(Segment("▀" * len(list(same)), style))
+        rows.append(row)
     return rows
-
-
-def _cells(pair: bytes, count: int) -> Segment:
-    style = Style(color=Color.from_rgb(*pair[:3]), bgcolor=Color.from_rgb(*pair[3:]))
-    return Segment("▀" * count, style)
 
 
 def shades(picture: Image) -> list[list[Segment]]:

@@ -61,13 +61,10 @@ class GroupPanel(Pane):
         if len(shown) <= room:
             line.gap().add(shown, p.sign(row.advantage), cells=min(room, max(8 if width >= 26 else 7, len(shown))))
         line.whole(f"✗{row.penalties}" if row.penalties else "", p.warn, width - line.width)
-        line.whole(f" {_used(row)}", p.faint, width - line.width)
+        used = " ".join(use.replace("_", " ") for use in row.uses or () if use != "trained")
+        line.whole(f" {used}", p.faint, width - line.width)
         line.hits = [(0, width, ("rollout", row.n))]
         return line
-
-
-def _used(row: TrajectoryRow) -> str:
-    return " ".join(mark.replace("_", " ") for mark in row.uses or () if mark != "trained")
 
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
