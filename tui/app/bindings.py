@@ -71,8 +71,8 @@ TABLE: tuple[Key, ...] = (
     Key((LIVE,), "N", "N", "next_text(-1)", "", "Show the previous text in progress"),
     Key((LIVE,), "z", "z", "whole", "whole panel", "Show only the active panel, or all panels", 7),
     Key((LIVE,), "w", "w", "smooth", "smooth", "Smooth the curves more, or not at all after the maximum"),
-    Key((LIVE, BEHAVIOR), "plus,equals_sign", "+", "zoom_in", "zoom in", "Show half as many steps"),
-    Key((LIVE, BEHAVIOR), "minus", "−", "zoom_out", "zoom out", "Show twice as many steps"),
+    Key((LIVE, BEHAVIOR), "plus,equals_sign", "+", "zoom(0.5)", "zoom in", "Show half as many steps"),
+    Key((LIVE, BEHAVIOR), "minus", "−", "zoom(2.0)", "zoom out", "Show twice as many steps"),
     Key((LIVE, BEHAVIOR), "left,h", "h ←", "pan(-1)", "earlier", "Show earlier steps"),
     Key((LIVE, BEHAVIOR), "right,l", "l →", "pan(1)", "later", "Show later steps"),
     Key((LIVE, BEHAVIOR), "0", "0", "zoom_all", "all", "Show all steps"),
@@ -204,7 +204,7 @@ TABLE: tuple[Key, ...] = (
     # export, open, copy
     Key((LIST, STEP, DIFF, LIVE, COMPARE, BESIDE), "e", "e", "export", "export", "Write this view to a file", 10),
     Key((STEP, DIFF, LIST, BESIDE), "o", "o", "pager", "open", "Open this view in $PAGER", 11),
-    Key((STEP, DIFF, LIST, BESIDE), "O", "O", "editor", "", "Open this view in $EDITOR"),
+    Key((STEP, DIFF, LIST, BESIDE), "O", "O", "pager('EDITOR')", "", "Open this view in $EDITOR"),
     Key((RUNS, LIST, STEP, DIFF), "y", "y", "copy", "copy", "Copy: the step, or the id of the row", 12),
     # everywhere
     Key((LIST, LIVE, GROUPS, STEP), "colon", ":", "go_to", "go to", "Go to a number, id, step or screen", 13),

@@ -278,9 +278,6 @@ class PagedScreen(AppScreen):
 
         open_outside(self.app, self.shown_text(), variable, self.shown_name())
 
-    def action_editor(self) -> None:
-        self.action_pager("EDITOR")
-
     def action_export(self) -> None:
         from ...export import write
 

@@ -192,11 +192,8 @@ class WindowKeys(AppScreen):
     def ends(self) -> tuple[float, float]:
         raise RuntimeError(f"{type(self).__name__} must implement ends")
 
-    def action_zoom_in(self) -> None:
-        self.look_at(self.chart_view.zoomed(0.5, *self.ends()))
-
-    def action_zoom_out(self) -> None:
-        self.look_at(self.chart_view.zoomed(2.0, *self.ends()))
+    def action_zoom(self, factor: float) -> None:
+        self.look_at(self.chart_view.zoomed(factor, *self.ends()))
 
     def action_zoom_all(self) -> None:
         self.look_at(replace(self.chart_view, window=None))
