@@ -1,4 +1,4 @@
-"""Callbacks around the optimiser steps of a run, one per file.
+"""Callbacks around the optimiser steps of a run.
 
 | callback | task |
 |---|---|
@@ -21,11 +21,10 @@ from ...agents.remote.agent import RemoteAgent
 from ...rollouts.runner import RolloutRunner, Row
 from ...runs.control.requests import ControlChannel
 from .beta import AutomaticBeta
-from .checkpointing import CheckpointSchedule
 from .evaluation import HeldOutEvaluation
 from .progress import StepProgress
 from .recording import StepRecording
-from .requests import RunRequests
+from .requests import CheckpointSchedule, RunRequests
 
 
 class RunCallbacks:
