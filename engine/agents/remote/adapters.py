@@ -57,13 +57,11 @@ class Probe:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """One policy version. name: on every server. served: its folder on the servers. step: its optimiser steps. probe:
-    its log-probs of the fixed text."""
+    """One policy version. name: on every server, and of its folder. step: its optimiser steps. probe: its log-probs of
+    the fixed text."""
 
     name: str
     step: int
-    folder: Path
-    served: str
     probe: Probe
 
 
@@ -147,20 +145,20 @@ class AdapterPublisher:
         name, if they are not in the model. patient: wait for a server without a limit. Raises the errors of `publish`.
         """
         try:
-            name, folder = self._write(model, step, tensors)
+            name = self._write(model, step, tensors)
         except (OSError, SafetensorError) as problem:
             reason = getattr(problem, "strerror", None) or problem
             raise AdapterError(
                 f"the adapters of version {step} cannot be written to {self.folder} ({reason}); set "
                 "rollouts.adapter_folder to another folder"
             ) from problem
-        adapter = Adapter(name, step, folder, f"{self.served}/{name}", text)
+        adapter = Adapter(name, step, text)
         self.use(adapter)
         try:
             self._wait_for(self._give(adapter, None if patient else self.pool.wait_s))
         except BaseException:
             self.release(adapter)
-            self._unloaded.append(folder)
+            self._unloaded.append(self.folder / name)
             raise
         with self._lock:
             self._proved[name] = adapter
@@ -176,7 +174,7 @@ class AdapterPublisher:
             self._proved = {name: a for name, a in self._proved.items() if name in kept}
         if old:
             self._wait_for(self._unload(old))
-            self._unloaded += [adapter.folder for adapter in old]
+            self._unloaded += [self.folder / adapter.name for adapter in old]
 
     def hold(self, step: int) -> Adapter | None:
         """Return the version of this step, in use until released; None if the servers do not have it."""
@@ -207,7 +205,7 @@ class AdapterPublisher:
                     await self._unload(self._published)
 
         self.pool.run(unload())
-        self._unloaded += [adapter.folder for adapter in self._published]
+        self._unloaded += [self.folder / adapter.name for adapter in self._published]
         self._delete()
         self._published, self._proved, self.current = [], {}, None
 
@@ -219,8 +217,8 @@ class AdapterPublisher:
 
     # ------------------------------------------------------------------------------------------------ folders
 
-    def _write(self, model: PeftModel, step: int, tensors: Mapping[str, Tensor] | None) -> tuple[str, Path]:
-        """Write the adapters into a folder atomically. Its name contains the checksum."""
+    def _write(self, model: PeftModel, step: int, tensors: Mapping[str, Tensor] | None) -> str:
+        """Write the adapters into a folder atomically. Returns its name, which contains the checksum."""
         make_folder(self.folder)
         temporary = self.folder / f"{TEMPORARY}{self.prefix}{step}-{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -233,13 +231,13 @@ class AdapterPublisher:
             if final in self._unloaded:
                 self._unloaded.remove(final)
             if final.is_dir():  # from an earlier part of this run; the checksum in the name identifies its content
-                return name, final
+                return name
             sync_tree(temporary)
             os.rename(temporary, final)
             sync_folder(self.folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        return name, final
+        return name
 
     def _leftovers(self) -> list[Path]:
         try:
@@ -284,7 +282,7 @@ class AdapterPublisher:
             served = await client.models()
             for adapter in missing:
                 if adapter.name not in served:
-                    await client.load(adapter.name, adapter.served)
+                    await client.load(adapter.name, f"{self.served}/{adapter.name}")
                 if adapter is self._published[-1] or adapter.name not in served:
                     await self._prove(client, adapter)
                 proved.add(adapter.name)

@@ -220,10 +220,10 @@ class ServerPool:
             except ServerBusy as problem:
                 server.pause(problem, sent)
                 if min((s.busy_until for s in self.servers if s.up), default=0.0) > busy_until:
-                    raise NoServersLeft(f"rollout servers accept no requests: {server.url}: {problem.reason}") from None
+                    raise NoServersLeft(f"rollout servers accept no requests: {server.url}: {problem}") from None
             except ServerTrouble as problem:
-                failures.append(f"{server.url}: {problem.reason}")
-                self._take_out(server, problem.reason)
+                failures.append(f"{server.url}: {problem}")
+                self._take_out(server, str(problem))
                 if len(failures) >= max(ATTEMPTS, 2 * len(self.servers)):
                     reasons = "; ".join(failures[-len(self.servers) :])
                     raise NoServersLeft(f"a request failed {len(failures)} times, most recently: {reasons}") from None
@@ -292,9 +292,8 @@ class ServerPool:
                 answer = await server.client.patiently(lambda: server.client.generate(sign, ADMIN_TIMEOUT_S))
             except ServerTrouble as problem:
                 if server.heard < probed:
-                    raise ServerTrouble(
-                        f"a turn is not finished after {probed - started:.0f} s; {problem.reason}"
-                    ) from None
+                    waited = probed - started
+                    raise ServerTrouble(f"a turn is not finished after {waited:.0f} s; {problem}") from None
             else:
                 server.heard = time.monotonic()
                 pace = max(pace, (server.heard - probed) / len(answer.token_ids))

@@ -21,11 +21,7 @@ LOGPROB_SLACK = 1e-3
 
 
 class ServerTrouble(Exception):
-    """A temporary failure of a server. `reason`: a few words for people."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """A temporary failure of a server, in a few words for people."""
 
 
 class ServerBusy(ServerTrouble):

@@ -306,10 +306,11 @@ def test_a_version_that_was_promised_to_a_later_step_stays(world: World, servers
 
 def test_a_folder_of_adapters_never_changes(world: World):
     first = world.agent.publish(0)
-    facts = {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in first.folder.iterdir()}
+    folder = world.publisher.folder / first.name
+    facts = {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.iterdir()}
     world.publisher.current = None  # as a run that goes on after a crash
     assert world.agent.publish(0).name == first.name
-    assert {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in first.folder.iterdir()} == facts
+    assert {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.iterdir()} == facts
 
 
 def test_what_a_killed_run_left_is_taken_away_when_it_goes_on(world: World, servers: list[FakeVLLM], tmp_path: Path):
