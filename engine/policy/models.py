@@ -66,6 +66,8 @@ def load_policy(
     """
     base = load_base(config)
     tokenizer = load_tokenizer(config)
+    if tokenizer.pad_token_id >= len(base.get_input_embeddings().weight):  # type: ignore - a token without embedding
+        tokenizer.pad_token_id = tokenizer.eos_token_id or 0
     model: PeftModel | PreTrainedModel = base
     if adapters is not None:
         model = _with_adapters(base, adapters, trainable)

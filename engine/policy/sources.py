@@ -57,7 +57,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     except Exception as error:
         raise ModelLoadError(explain(config.base, error, "tokenizer")) from error
     if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token or next(map(str, tokenizer.added_tokens_decoder.values()), None)
+        added = map(str, tokenizer.added_tokens_decoder.values())
+        tokenizer.pad_token = tokenizer.eos_token or next(added, tokenizer.convert_ids_to_tokens(0))
     if config.chat_template is not None:
         tokenizer.chat_template = chat_template(config.chat_template, tokenizer)
     return tokenizer

@@ -12,8 +12,10 @@ import pytest
 import torch
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl.trainer import utils
 
 from grpo_tui.configs.schema import RunConfig
@@ -274,6 +276,19 @@ def test_a_tokenizer_without_an_end_of_text_pads_with_another_of_its_special_tok
     file.write_text(json.dumps({k: v for k, v in facts.items() if k not in ("eos_token", "pad_token")}))
     made = load_tokenizer(config(tmp_path / "endless"))
     assert made.eos_token is None and made.pad_token_id in made.added_tokens_decoder
+
+
+def test_padding_always_has_an_embedding(base: Path, tmp_path: Path):
+    words: Any = WordLevel({"a": 0, "b": 1}, unk_token="a")
+    larger = copy.deepcopy(tokenizer())
+    larger.add_special_tokens({"pad_token": "[PAD]"})  # as many do, without resizing the model
+    for number, made in enumerate((PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)), larger)):
+        folder = shutil.copytree(base, tmp_path / str(number))
+        for file in folder.glob("*token*"):
+            file.unlink()
+        made.save_pretrained(folder)
+        policy, loaded = load_policy(config(folder))
+        assert 0 <= loaded.pad_token_id < base_of(policy).config.vocab_size  # type: ignore[operator]
 
 
 def test_a_base_model_gets_chatml_or_the_template_of_a_file(base, tmp_path):
