@@ -11,7 +11,6 @@ import copy
 import difflib
 import inspect
 import logging
-import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -99,6 +98,8 @@ BUILT_IN = ("prompts", "completions", "completion_ids", "log_extra", "log_metric
 """Arguments available to every function, in addition to the columns of the data."""
 TRIES = 16
 """Maximum number of rows to retry one by one after a function raised, to find the failing row."""
+LARGEST = 1e38
+"""Scores must be smaller, because training adds them in float32."""
 
 
 class RewardFunctionError(GrpoTuiError, ValueError):
@@ -277,13 +278,13 @@ class RewardFunctions:
             try:
                 if not isinstance(number, (int, float)) and hasattr(number, "item"):  # a NumPy or torch scalar
                     number = number.item()  # type: ignore[union-attr]
-                good = number is None or (isinstance(number, (int, float)) and math.isfinite(number))
-            except (ValueError, RuntimeError, OverflowError):  # an array, or an integer too large for a float
+                good = number is None or (isinstance(number, (int, float)) and abs(number) < LARGEST)
+            except (ValueError, RuntimeError):  # an array
                 good = False
             if not good:
                 self._problem(
-                    f"{function.said} returned {_shown(number)} for {row}; a score must be a number, None if it does "
-                    "not apply, or a pair (score, sentence)"
+                    f"{function.said} returned {_shown(number)} for {row}; a score must be a number below {LARGEST:g}, "
+                    "None if it does not apply, or a pair (score, sentence)"
                 )
                 number, reason = None, ""
             score = None if number is None else float(cast("float", number))

@@ -73,6 +73,9 @@ def several(completions, **kwargs):
 def huge(completions, **kwargs):
     return [10**400 for c in completions]
 
+def overflows(completions, **kwargs):
+    return [math.exp(100) for c in completions]
+
 def takes(completions, tests, **kwargs):
     for t in tests:
         t.pop()
@@ -156,6 +159,7 @@ def test_functions_of_trl_itself_run(path):
         ("leaves_later", "SystemExit: 3 for row 1 of the data"),
         ("several", "returned array([0., 0.]) for row 1 of the data"),
         ("huge", "0000... for row 1 of the data"),
+        ("overflows", "returned 2.6881171418161356e+43 for row 1 of the data; a score must be a number below 1e+38, "),
         ("too_few", "returned 1 scores for 2 completions"),
         ("no_list", "returned 1.0, not a list of 2 scores"),
         ("nan", "returned nan for row 2 of the data"),
