@@ -259,7 +259,7 @@ def _written(value: object) -> str:
     """Format a value as people write it: whole numbers without the point that a table adds if other rows have one."""
     if isinstance(value, (float, Decimal)) and value % 1 == 0:
         return str(int(value))
-    return "" if value is None else str(value)
+    return "" if value is None or value != value else str(value)  # NaN stands for a missing value in Parquet
 
 
 def _plain(value: Any, where: str, column: str) -> object:

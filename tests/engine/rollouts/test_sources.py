@@ -152,6 +152,7 @@ LINES = {
     "another split of a file": ('{"prompt": "a"}\n', {"split": "test"}, "has no splits, but test is requested"),
     "a name of a file": ('{"prompt": "a"}\n', {"name": "main"}, "data.name is only for hub datasets"),
     "empty answer": ('{"prompt": "a", "y": "1"}\n{"prompt": "b", "y": ""}\n', {"answer": "y"}, "row 2: y is empty"),
+    "no number": ('{"prompt": "a", "y": 1.0}\n{"prompt": "b", "y": NaN}\n', {"answer": "y"}, "row 2: y is empty"),
 }
 
 
