@@ -87,7 +87,8 @@ def _sum(layer: Any) -> Tensor:
 
 
 class AdaptedHead(LoraLinear):
-    """An output layer with adapters. The losses, ours and TRL's, read its `weight`, which PEFT gives without them."""
+    """An output layer with adapters. Packed scores read its `weight`, which PEFT gives without them. (TRL 1.16 refuses
+    to train such a layer.)"""
 
     weight = property(_sum)  # type: ignore[assignment]
 
