@@ -177,9 +177,12 @@ class _Parser:
 
     def parse_number(self, key: str, text: str, at: int) -> float:
         try:
-            return float(text)
+            number = float(text)
         except ValueError:
             self.fail(f"{key} needs a number", at)
+        if number != number:
+            self.fail("no number equals nan: the flag nan finds rewards and advantages that are nan or infinite", at)
+        return number
 
     def flag_value(self, key: str, op: str) -> str:
         text, at = self.value(key)

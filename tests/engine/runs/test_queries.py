@@ -188,6 +188,7 @@ def test_names_that_the_run_does_not_hold_are_named_with_the_nearest(reader: Run
     [
         ("reward<", 7, "value after reward"),
         ("reward<abc", 7, "needs a number"),
+        ("reward:nan", 7, "the flag nan"),
         ("rewrd<1", 0, "did you mean 'reward'"),
         ("reward", 0, "compare reward with a number"),
         ("action", 0, "give a value"),
