@@ -84,9 +84,10 @@ def shape_of(config: PreTrainedConfig) -> ModelShape:
     output = model.get_output_embeddings()
     vision_modules = {m for part in (apart_from_language(model) if sees else ()) for m in part.modules()}
     linear = [m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not output]
+    heads = getattr(text, "num_attention_heads", 0)  # a recurrent model such as Mamba caches no keys
     keys = [
-        (getattr(layer, "num_key_value_heads", None) or text.num_attention_heads)
-        * (getattr(layer, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+        (getattr(layer, "num_key_value_heads", None) or heads)
+        * (getattr(layer, "head_dim", None) or text.hidden_size // max(heads, 1))
         for layer in layers_of(text)
     ]
     return ModelShape(

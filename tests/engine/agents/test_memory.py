@@ -10,6 +10,7 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4TextConfig,
     LlamaConfig,
+    Mamba2Config,
     PreTrainedConfig,
     Qwen2_5_VLConfig,
     Qwen3Config,
@@ -159,6 +160,11 @@ def test_weights_in_four_bits_take_about_an_eighth():
     assert packed.both[name] == pytest.approx(shape.linear * 0.516 + embeddings * 2, rel=0.001)
     assert not any("copy" in part for part in (*packed.acting, *packed.training))
     assert packed.peak < whole.peak - 3 * shape.parameters
+
+
+def test_a_model_without_attention_caches_no_keys():
+    shape = shape_of(Mamba2Config(num_hidden_layers=2))
+    assert shape.cached == 0 and shape.parameters > 0
 
 
 def test_layers_may_differ():
