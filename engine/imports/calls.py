@@ -51,21 +51,23 @@ def with_text_calls(message: Message) -> Message:
         elif end and "<think>" not in before:  # the prompt ended with <think>
             thought = before.strip()
     found = _TEXT_CALL.finditer(message.text) if "<tool_call>" in message.text else ()
-    calls = [_from_text(match[1]) for match in found]
+    calls = [call_ for match in found for call_ in _from_text(match[1])]
     return replace(message, thought=thought, calls=(*message.calls, *calls)) if calls or thought else message
 
 
-def _from_text(body: str) -> Call:
-    """Read the call between two tags: JSON (Hermes), or tags of Qwen-Coder (`<function=…>`) or GLM (`<arg_key>`)."""
+def _from_text(body: str) -> list[Call]:
+    """Read what is between two tags: JSON (Hermes) or a list of it (Granite), or tags of Qwen-Coder (`<function=…>`) or
+    GLM (`<arg_key>`)."""
     data = parsed(body)
-    if isinstance(data, Mapping) and data.get("name"):
-        return call(data)
+    found = data if isinstance(data, list) else [data]
+    if found and all(isinstance(each, Mapping) and each.get("name") for each in found):
+        return [call(each) for each in found]
     if match := _FUNCTION.fullmatch(body):
-        return Call(match[1], {name: value_of(raw) for name, raw in _PARAMETER.findall(match[2])})
+        return [Call(match[1], {name: value_of(raw) for name, raw in _PARAMETER.findall(match[2])})]
     if "<arg_key>" in body and (match := _KEYED.fullmatch(body)):
-        return Call(match[1], {name.strip(): value_of(raw) for name, raw in _ARGUMENT.findall(body)})
+        return [Call(match[1], {name.strip(): value_of(raw) for name, raw in _ARGUMENT.findall(body)})]
     name = re.search(r'"name"\s*:\s*"([^"]{1,200})"', body)
-    return Call(name[1] if name else "?", body, problem="the call is not JSON")
+    return [Call(name[1] if name else "?", body, problem="the call is not JSON")]
 
 
 def value_of(raw: str) -> object:

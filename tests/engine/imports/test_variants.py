@@ -235,6 +235,12 @@ def test_contents_that_are_numbers_and_refusals_are_texts(tmp_path: Path, opened
     assert (t.prompt, t.steps[0].calls[0].result, t.steps[1].text) == ("5", "4.5", "I refuse.")
 
 
+def test_a_list_of_calls_in_one_tag_is_several_calls(tmp_path: Path, opened: Open):
+    said = '<tool_call>[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]</tool_call>'
+    t = one(tmp_path, opened, {"messages": [CHAT[0], {**CHAT[1], "content": said}], "reward": 1}).trajectory
+    assert [(c.name, c.arguments, c.problem) for c in t.steps[0].calls] == [("f", {"x": 1}, None), ("g", {}, None)]
+
+
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_results_in_tags_of_a_message_are_each_calls_own(role: str, tmp_path: Path, opened: Open):
     calls = "".join(f'<tool_call>\n{{"name": "{n}", "arguments": {{}}}}\n</tool_call>\n' for n in "fg")
