@@ -37,6 +37,7 @@ from transformers.models.llama.configuration_llama import LlamaConfig as LlamaCo
 from transformers.models.llama.modeling_llama import LlamaForCausalLM as LlamaForCausalLM
 from transformers.models.llava.configuration_llava import LlavaConfig as LlavaConfig
 from transformers.models.llava.modeling_llava import LlavaForConditionalGeneration as LlavaForConditionalGeneration
+from transformers.models.mamba2.configuration_mamba2 import Mamba2Config as Mamba2Config
 from transformers.models.mistral.configuration_mistral import MistralConfig as MistralConfig
 from transformers.models.mistral.modeling_mistral import MistralForCausalLM as MistralForCausalLM
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLConfig as Qwen2_5_VLConfig
@@ -53,6 +54,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3ForSequenceClassificat
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig as Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import (
     Qwen3VLForConditionalGeneration as Qwen3VLForConditionalGeneration,
+)
+from transformers.models.qwen3_vl_moe.configuration_qwen3_vl_moe import Qwen3VLMoeConfig as Qwen3VLMoeConfig
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import (
+    Qwen3VLMoeForConditionalGeneration as Qwen3VLMoeForConditionalGeneration,
 )
 from transformers.models.smollm3.configuration_smollm3 import SmolLM3Config as SmolLM3Config
 from transformers.models.smolvlm.configuration_smolvlm import SmolVLMConfig as SmolVLMConfig
