@@ -24,7 +24,9 @@ from ...configs.schema import RunConfig
 from ...configs.sections.model import ModelConfig
 
 if TYPE_CHECKING:
+    from ..agents.chat import ChatBridge
     from ..agents.scripted import ScriptedAgent
+    from ..rollouts.prompts import Prompt
 
 ROWS_CHECKED = 64
 """Rows of a dataset whose columns are inspected."""
@@ -146,8 +148,19 @@ def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
             (f"{task['row']} of {eval_source}" if eval_source else str(task["row"]), task) for task in held_out
         ]
         prompts = [(row, prompt_of(env, task, policy)) for row, task in named_tasks[:MOST_COUNTED]]
-        counted = [(row, len(chat.prompt(prompt.messages, prompt.tools))) for row, prompt in prompts]
+        counted = [(row, _tokens(chat, prompt, row)) for row, prompt in prompts]
         yield from _lengths(counted, len(tasks) + len(held_out) > MOST_COUNTED, config)
+
+
+def _tokens(chat: ChatBridge, prompt: Prompt, row: str) -> int:
+    """Count the tokens of a row's prompt. Raises DataError if the template rejects it."""
+    from ..agents.chat import ChatTemplateError
+    from ..rollouts.runner import DataError
+
+    try:
+        return len(chat.prompt(prompt.messages, prompt.tools))
+    except ChatTemplateError as problem:
+        raise DataError(f"row {row} of the data: {problem}") from problem
 
 
 def _lengths(counted: Sequence[tuple[str, int]], some_only: bool, config: RunConfig) -> Iterator[str]:

@@ -137,3 +137,6 @@ def test_a_later_row_that_the_template_drops_or_rejects_is_named(
     rows = load_rows(config.environment, "train", 0, tokenizer, config.data)
     with pytest.raises(DataError, match=f"row 2 of the data: {said}"):
         fitting(rows, policy, RolloutRunner(policy, tokenizer, 1).environment, TrainingConfig(), "stop")
+    if template == ALTERNATES:
+        with pytest.raises(DataError, match=f"row 2 of the data: {said}"):
+            list(rows_of(config, 1, True))
