@@ -38,7 +38,7 @@ from ...envs.multi_turn import MultiTurnEnv
 from ...envs.tools import ToolSpec
 from ...envs.trajectory import Step, Trajectory
 from ..agents.tool_calls import JSONNames
-from ..launch.outcome import one_sentence, run_recorded, set_up_logging
+from ..launch.outcome import imports, one_sentence, run_recorded, set_up_logging
 from ..runs.codec import encode_body
 from ..runs.types import TrajectoryRecord
 
@@ -354,7 +354,8 @@ def main(arguments: Sequence[str]) -> int:
     writer = open_writer(run_dir, process="play")
 
     def work() -> bool:
-        player = PlayedRun(read_config(run_dir), run_dir, writer, commands, events)
+        with imports():  # most of the time until the first turn
+            player = PlayedRun(read_config(run_dir), run_dir, writer, commands, events)
         writer.status("running")
         player.play()
         return True
