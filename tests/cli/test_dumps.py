@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 import grpo_tui.tui.cli.inspect  # noqa: F401 - its name in `sys.modules`
-from grpo_tui.engine.runs.read.rollouts import MOST_OF_GROUP, Rollouts
+from grpo_tui.engine.runs.read import rollouts
+from grpo_tui.engine.runs.read.rollouts import Rollouts
 from grpo_tui.engine.runs.search.query import Query
+from grpo_tui.tui import advantage
 from grpo_tui.tui.cli.main import run
 
 PEERS = Path(__file__).parents[1] / "engine" / "imports" / "peer_dumps"
@@ -68,7 +70,9 @@ def test_a_group_is_read_once_for_its_rollouts_and_compared_if_it_is_read_whole(
 ):
     read, known = list[str](), Rollouts.group
     monkeypatch.setattr(Rollouts, "group", lambda self, name: read.append(name) or known(self, name))
-    dump, limit = tmp_path / "dump.jsonl", MOST_OF_GROUP - 1
+    dump, limit = tmp_path / "dump.jsonl", 7
+    for module in (rollouts, advantage):
+        monkeypatch.setattr(module, "MOST_OF_GROUP", limit + 1)
     rows = [{"group": "few", "reward": 2 * i, "completion": "a"} for i in range(2)]
     rows += [{"group": name, "reward": 1, "completion": "a"} for name in ("most", "more") for _ in range(limit)]
     dump.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {**rows[-1], "reward": 9}]))
