@@ -129,9 +129,8 @@ class MultiTurnEnv(Env[State, Task]):
         with watches.environment:
             rollouts = self._begin(task_data_list, num_rollouts)
             prompts = prompts_of(rollouts, num_rollouts)
-        result = trial_result([], [], [])
         if not rollouts:
-            return {**result, "timings": TrialWatches().timings()}
+            return {**trial_result([], [], []), "timings": TrialWatches().timings()}
         for rollout in rollouts:
             self._report(rollout, step)
         with watches.generating:
@@ -152,6 +151,10 @@ class MultiTurnEnv(Env[State, Task]):
             fresh=fresh,
             on_progress=on_progress,
         )
+        return self._play_out(trial, watches, on_group)
+
+    def _play_out(self, trial: Trial, watches: TrialWatches, on_group: OnGroup | None) -> dict[str, Any]:
+        """Play the rollouts of a trial that has begun to their end."""
         if on_group is not None:
             trial.hand_over = lambda task: on_group(task, self._result(trial, [task]))
         try:
@@ -159,7 +162,8 @@ class MultiTurnEnv(Env[State, Task]):
             trial.read(trial.open)
         finally:
             trial.session.close()
-        log_failures(rollouts, env_name(self))
+        log_failures(trial.rollouts, env_name(self))
+        result = trial_result([], [], [])
         with watches.environment:
             if trial.hand_over is None:
                 result = self._result(trial, list(trial.open))
