@@ -142,8 +142,11 @@ class RunsScreen(TableScreen):
             return
         self._busy = True
         try:
-            self.all = await asyncio.to_thread(load, self.shell.runs_dir, self.all)
-            self.problem = ""
+            found = await asyncio.to_thread(load, self.shell.runs_dir, self.all)
+            for path, read in self.all.items():  # also the records that were read meanwhile
+                if read.known and path in found and not found[path].known and _same_moment(read, found[path]):
+                    found[path] = replace(read, info=found[path].info)
+            self.all, self.problem = found, ""
         except OSError as error:
             self.problem = str(error)
         finally:
@@ -165,8 +168,7 @@ class RunsScreen(TableScreen):
             found = await asyncio.to_thread(looked_into, row)
             now = self.all.get(row.info.path)
             if now is not None:
-                known = (now.info.step, now.info.status) == (row.info.step, row.info.status)
-                self.all[row.info.path] = replace(found, info=now.info, known=known)
+                self.all[row.info.path] = replace(found, info=now.info, known=_same_moment(now, row))
             if number % SHOWN_TOGETHER == 0 or number == len(unknown):
                 self._arrange()
 
@@ -350,3 +352,8 @@ def _curves(headline: Headline) -> Iterator[Series]:
         if points := headline.curves.get(name):
             curve = Series.of(title, points, is_share(name))
             yield replace(curve, dots=name in MEASURED_AT_TIMES, last=headline.values.get(name))
+
+
+def _same_moment(one: RunRow, other: RunRow) -> bool:
+    """Return whether a run has neither stepped nor changed its status between two rows."""
+    return (one.info.step, one.info.status) == (other.info.step, other.info.status)
