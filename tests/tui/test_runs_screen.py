@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -279,4 +280,34 @@ async def test_records_that_take_longer_than_a_reload_are_read_once_and_shown(
             await pilot.pause()
             if screen_text(app).count("0.77") >= 2:
                 break
+        assert sorted(read) == ["one", "two"]
+
+
+async def test_a_reload_that_began_before_a_record_was_read_keeps_what_was_read(
+    own_runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    loads: list[int] = []
+
+    def looked(row: RunRow) -> RunRow:
+        read.append(row.info.id)
+        time.sleep(0.2)
+        return replace(row, headline=Headline({REWARD: 0.77}), known=True)
+
+    def slowly(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
+        loads.append(1)
+        found = known_load(folder, before)
+        time.sleep(0.5 if len(loads) == 2 else 0.0)  # while all records are read
+        return found
+
+    known_load = runs_screen.load
+    monkeypatch.setattr(run_list.headline, "of_status", lambda info: None)
+    monkeypatch.setattr(runs_screen, "looked_into", looked)
+    monkeypatch.setattr(runs_screen, "load", slowly)
+    monkeypatch.setattr(runs_screen, "RELOAD_SECONDS", 0.05)
+    app = make_app(own_runs, Runs())
+    async with app.run_test(size=SIZE) as pilot:
+        while len(loads) < 4:
+            await asyncio.sleep(0.05)
+            await pilot.pause()
         assert sorted(read) == ["one", "two"]
