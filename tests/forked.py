@@ -27,6 +27,7 @@ import tempfile
 import termios
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -297,6 +298,7 @@ def serve(address: str, owner: int, *, light: bool = False) -> None:
         importlib.import_module(name)
     if not light:
         _warm_up()
+        _end_quickly()
     warnings.filterwarnings("ignore", ".* found in sys.modules after import", RuntimeWarning)  # of `python -m`
     gc.collect()
     gc.freeze()
@@ -339,6 +341,7 @@ def serve(address: str, owner: int, *, light: bool = False) -> None:
             asked[pid] = connection
             _say(connection, pid)
     shutil.rmtree(Path(address).parent, ignore_errors=True)
+    _end(0)
 
 
 def _warm_up() -> None:
@@ -353,6 +356,15 @@ def _warm_up() -> None:
     command_line()
     get_checkpoint_conversion_mapping("")
     ModelCard.from_template(ModelCardData())
+
+
+def _end_quickly() -> None:
+    """A fork does not take back what torch registered when it was imported: that costs more than a short command."""
+    from torch._dynamo.utils import dump_compile_times
+
+    atexit.unregister(dump_compile_times)
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
 
 
 def _tell_ends(asked: dict[int, socket.socket]) -> None:
