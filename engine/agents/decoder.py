@@ -1,4 +1,4 @@
-"""One forward pass of a causal `transformers` language model over a `RowCache`, with fast attention on the CPU."""
+"""One forward pass of a causal `transformers` language model over a `RowCache`, with fast attention over its keys."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ def cached_attention(
 
     attention_mask: added to the scores, [n, 1, q, L]. There is no dropout.
     """
-    if kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    query = query.to(value.dtype)
     n, heads, tokens, _ = query.shape
     shared = key.shape[1]
+    copies = query.device.type == "cuda" and tokens > 1 and heads != shared  # no fast kernel shares keys there
+    if copies or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    query = query.to(value.dtype)
     if tokens == 1:  # heads that share keys can act as additional queries, so the keys are read only once
         query = query.reshape(n, shared, heads // shared, -1)
     attended = F.scaled_dot_product_attention(
@@ -120,7 +121,7 @@ class Decoder:
         """
         if not cached or self.config._attn_implementation == "eager":
             return decoding(self.model, None)
-        return decoding(self.model, IMPLEMENTATION if self.device.type == "cpu" else "sdpa")
+        return decoding(self.model, IMPLEMENTATION if self.device.type in ("cpu", "cuda") else "sdpa")
 
     def _masks(
         self, mask: torch.Tensor, positions: torch.Tensor, kv_length: int

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 SLOTS = 256
 """Visible slots are rounded up to a multiple of this."""
-WORTH = 3
+WORTH = 1
 """Passes of one shape that run from Python before it gets a graph. Capturing one takes about as long."""
 
 Pass = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

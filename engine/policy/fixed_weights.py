@@ -53,7 +53,9 @@ class FixedWeight:
         flat, y = flat.to(self._weight.dtype), self.bias
         for a, b in self.parts.values():
             y = add_product(y, F.linear(flat, a), b)
-        return add_product(y, flat, self._weight)
+        if y is None or y.dim() == 1:
+            return F.linear(flat, self._weight, y)
+        return y.addmm_(flat, self._weight.t())  # `addmm` copies y first
 
     def _packed_product(self, flat: Tensor) -> Tensor:
         if self._weight is not None:

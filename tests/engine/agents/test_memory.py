@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from transformers import (
     AutoConfig,
     Gemma3nTextConfig,
@@ -186,7 +187,8 @@ def test_layers_may_differ():
 @pytest.mark.parametrize(
     ("preset", "name", "gib"), [("qwen3_vl_2b", "Qwen3-VL-2B", 22), ("qwen2.5_vl_3b", "Qwen2.5-VL-3B", 74)]
 )
-def test_presets_that_see_fit_their_gpu_and_adapters_on_the_tower_cost_more(preset, name, gib):
+def test_presets_that_see_fit_their_gpu_and_adapters_on_the_tower_cost_more(monkeypatch, preset, name, gib):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # a larger GPU has more room for activations
     shape, config = shape_of(PUBLISHED[name][0]), load_config(preset)
     found = need(shape, config)
     assert (found.peak + OVERHEAD) / GIB < gib

@@ -145,7 +145,11 @@ def test_a_pass_that_fits_in_groups_runs_no_layer_again(tmp_path):
     """The trainer takes the room from the model's activations, the longest trajectory and the group."""
     given = {"prompts_per_step": 4, "num_generations": 4, "max_trajectory_tokens": 64, "max_turn_tokens": 16}
     config = RunConfig.model_validate(
-        {"training": {**given, "max_steps": 1}, "environment": {"train_tasks": 8, "eval_tasks": 0}}
+        {
+            "model": {"device": "cpu"},  # a GPU has more room
+            "training": {**given, "max_steps": 1},
+            "environment": {"train_tasks": 8, "eval_tasks": 0},
+        }
     )
     base = load_policy(config.model, adapters=None, trainable=True)[0]
     group = 4 * 64 * bytes_of_token(base_of(base))
