@@ -219,6 +219,9 @@ def test_a_persons_word(world: World) -> None:
     assert world.post({"id": "9", "verdict": "right"}, path=path).status_code == 404
     assert world.post({"id": "1"}, path=path).status_code == 400
     assert world.post({"id": "1", "verdict": "maybe"}, path=path).status_code == 400
+    own = world.post(ASK).json()["id"]
+    for identifier, status in ((own, 404), (f"{own}x", 404), ("chatcmpl-1-0a", 404), (own.replace("-0-", "-1-"), 200)):
+        assert world.post({"id": identifier, "verdict": "right"}, path=path).status_code == status
 
 
 def test_a_task_that_cannot_begin(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ WRONG: list[tuple[Any, int, str]] = [
     ({**ASK, "logprobs": True}, 400, "logprobs is not supported"),
     ({**ASK, "sampler": 1}, 400, "unknown field 'sampler'"),
     ({**ASK, "model": 1}, 400, "model"),
+    ({**ASK, "stop": ["x"] * 17}, 400, "stop: list should have at most 16 items"),
     ({**ASK, "task_data": {}}, 400, "not both"),
     ({"task_data": 5}, 400, "task_data"),
     ({"messages": [{"role": "user", "content": "word " * TOKENS}]}, 400, f"at most {TOKENS} tokens"),
@@ -144,6 +145,7 @@ def test_wrong_ways_to_ask(world: World, ask: Callable[[World], httpx.Response],
     before = len(world.reached)
     answer = ask(world)
     assert answer.status_code == status and answer.json()["error"]["message"]
+    assert ("allow" in answer.headers) is (status == 405)
     assert len(world.reached) == before
 
 

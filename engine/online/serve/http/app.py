@@ -339,6 +339,8 @@ def make_app(api: Api) -> Starlette:
         known = f"there is {', '.join(paths)}"
         if error.status_code == 405:
             known = f"{request.url.path[:100]} accepts another method"
-        return HttpProblem(error.status_code, f"there is no {endpoint}; {known}").response()
+        response = HttpProblem(error.status_code, f"there is no {endpoint}; {known}").response()
+        response.headers.update(error.headers or {})
+        return response
 
     return Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route})

@@ -17,7 +17,9 @@ from ..answers import Answer, answer_as_json
 from ..conversations import tool_call
 from ..texts import Piece, Written
 
-_IDENTIFIER = re.compile(r"(?:chatcmpl-|resp_|request-)?(\d{1,18})(?:-.*)?", re.ASCII)
+_PROCESS = secrets.token_hex(6)
+"""Part of the ids of this process's answers. Another process may have answered a request of the same number."""
+_IDENTIFIER = re.compile(rf"(?:chatcmpl-|resp_)(\d{{1,18}})-{_PROCESS}|(?:request-)?(\d{{1,18}})(?:-.*)?", re.ASCII)
 PIECE = 48
 """Characters per event if the complete answer is known at once, as after a vote."""
 
@@ -34,14 +36,14 @@ class ChatForm:
         self._model = model
         self._text_of_token = text_of_token
         self._usage = include_usage
-        self._random, self._created = secrets.token_hex(6), int(time.time())
+        self._created = int(time.time())
         self._identifier = ""
         self._sent: dict[int, tuple[int, int]] = {}
         """The numbers of characters and scores sent so far, by text."""
 
     def name(self, number: int) -> None:
         """Set the id of the answer to a request. All of its events carry this id."""
-        self._identifier = f"{self.prefix}{number}-{self._random}"
+        self._identifier = f"{self.prefix}{number}-{_PROCESS}"
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         self.name(answer.request.number)
@@ -253,11 +255,13 @@ def _finish_reason(answer: Answer, index: int) -> str:
 
 
 def request_number(identifier: str) -> int:
-    """Return the request's number in the id of its completion or response. Raises KeyError for other text."""
+    """Return the request's number in the id of its completion or response. Raises KeyError for other text, and for the
+    ids of other processes.
+    """
     found = _IDENTIFIER.fullmatch(identifier.strip())
     if found is None:
         raise KeyError(identifier)
-    return int(found[1])
+    return int(found[1] or found[2])
 
 
 def event(data: dict[str, object]) -> str:

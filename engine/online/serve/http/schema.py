@@ -247,7 +247,7 @@ class Feedback(Strict):
     verdict: Literal["right", "wrong"] | None = None
     answer: str | None = None
     """The right answer, if known."""
-    correction: str | None = Field(default=None, min_length=1)
+    correction: str | None = None
     """The text that the policy should have written."""
     source: str | None = None
     """The source of the feedback. Labels of one source count together, also all sources of one caller."""
@@ -274,8 +274,9 @@ def read(model: type[Model], data: Mapping[str, object]) -> Model:
     try:
         return model.model_validate(kept)
     except ValidationError as error:
-        # The union branch whose error is deepest is most likely the intended one.
-        first = max(error.errors(include_url=False, include_input=False), key=lambda e: len(e["loc"]))
+        # The union branch whose error is deepest, or whose type is right, is most likely the intended one.
+        found = error.errors(include_url=False, include_input=False)
+        first = max(found, key=lambda e: (len(e["loc"]), not e["type"].endswith("_type")))
         path = _path(first["loc"])
         raise HttpProblem(400, f"{path or 'the body'}: {_reason(first)}", param=path or None) from None
 
