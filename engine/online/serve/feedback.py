@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ....envs.extraction import boxed, choice, last_number, mathematical, normal
+from ...agents.chat_agent import ChatAgent
 from ...rollouts.rollout import Rollout
 from ..store.snapshots import SnapshotError
 from ..voting import canonical
@@ -48,7 +49,6 @@ class FeedbackKeeper:
         self.ready: deque[tuple[int, Feedback, str, Answer]] = deque()
         """Feedback whose samples have been drawn, waiting to become update tasks."""
         self._drawing = 0
-        self._judged: set[int] = set()
 
     @property
     def waits(self) -> bool:
@@ -60,8 +60,7 @@ class FeedbackKeeper:
             if answer.request.reply is not None and answer.error is None:
                 self._remembered[answer.request.number] = answer
         while len(self._remembered) > REMEMBERED:
-            number, _ = self._remembered.popitem(last=False)
-            self._judged.discard(number)
+            self._remembered.popitem(last=False)
 
     def process_drawn(self) -> None:
         while self.ready:
@@ -84,7 +83,8 @@ class FeedbackKeeper:
             raise ValueError("there was no answer to this request; give the right one as `answer`")
         if feedback.answer is not None and normal(feedback.answer) is None:
             raise ValueError("the right answer is empty")
-        self._judged.add(request)
+        if feedback.correction is not None and not feedback.correction.strip():
+            raise ValueError("the correction is empty")
         samples = self._engine.drawn_later
         many = feedback.correction is None and (feedback.answer is not None or _comparable(self._engine, answer))
         if not many or not answer.single or not samples or not self.live.able or len(answer.samples) > 1:
@@ -157,7 +157,7 @@ class FeedbackKeeper:
         return len(set(callers)), callers.count(source.partition("/")[0])
 
     def unjudged(self, limit: int) -> Mapping[str, object]:
-        open_ = [a for n, a in self._remembered.items() if n not in self._judged and a.text is not None]
+        open_ = [a for n, a in self._remembered.items() if n not in self._outcomes and a.text is not None]
         return {"answers": [_listed(a) for a in sorted(open_, key=certainty)[:limit]]}
 
     def outcome(self, request: int) -> Mapping[str, Any]:
@@ -249,20 +249,26 @@ def _comparable(engine: InferenceEngine, answer: Answer) -> bool:
 
 
 def correct(engine: InferenceEngine, answer: Answer, text: str) -> Learned:
-    """Return the update task of a corrected last turn: the correction earns 1, the original answer 0. Raises ValueError
-    for an answer that cannot be corrected."""
+    """Return the update task of a corrected last turn: the correction earns 1, the original answer 0. A correction that
+    keeps the last words of a cut answer is cut, too. Raises ValueError for an answer that cannot be corrected, and for
+    a correction that changes nothing.
+    """
     first = answer.samples[answer.shown or 0]
     if first.trajectory is None or not (answer.single or len(first.trajectory.steps) == 1):
         raise ValueError("only an answer of one turn can be corrected. Give the right answer as `answer`")
     *earlier, last = first.trajectory.steps
     if last.calls:
         raise ValueError("a turn that calls tools cannot be corrected. Give the right answer as `answer`")
+    if text.strip() == last.text.strip():  # the same tokens, once right and once wrong
+        raise ValueError("the correction equals the answer. Give the verdict right")
     mask = first.agent_mask & (first.turn_ids == len(earlier))
     begin = int(mask.argmax()) if mask.any() else len(first)
-    tokenizer = engine.runner.tokenizer
-    assert tokenizer is not None
-    ends = [t for t in first.token_ids[first.agent_mask][-1:].tolist() if t in tokenizer.all_special_ids]
-    written = [*tokenizer.encode(text, add_special_tokens=False), *(ends or [tokenizer.eos_token_id])]
+    assert isinstance(engine.runner.agent, ChatAgent)
+    chat = engine.runner.agent.chat
+    ends = [t for t in first.token_ids[first.agent_mask][-1:].tolist() if t in chat.stop_ids]
+    if not ends and text.split()[-3:] != last.text.split()[-3:]:
+        ends = [chat.stop_ids[0] if chat.end_of_turn is None else chat.end_of_turn]
+    written = [*chat.encode(text), *ends]
     ids = np.array([*first.token_ids[:begin], *written], first.token_ids.dtype)
     if len(ids) > engine.config.max_trajectory_tokens:
         raise ValueError(f"the text is too long: online.max_trajectory_tokens is {engine.config.max_trajectory_tokens}")
@@ -277,7 +283,7 @@ def correct(engine: InferenceEngine, answer: Answer, text: str) -> Learned:
         trajectory=replace(first.trajectory, steps=(*earlier, replace(last, text=text)), answer=text),
     )
     corrected = replace(corrected, logprobs=behaviour_logprobs(engine.model, corrected, engine.config.temperature))
-    return engine.rewarded(labelled(answer, [corrected, first], [True, False], text))
+    return engine.rewarded(labelled(replace(answer, shown=1), [corrected, first], [True, False], text))
 
 
 def certainty(answer: Answer) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.online.serve.answers import Answer
 from grpo_tui.engine.online.serve.conversations import Conversation, Turn, continued
 from grpo_tui.engine.online.serve.feedback import FeedbackKeeper, _listed, at_temperature, correct, label, rate
@@ -196,6 +197,39 @@ def test_the_last_answer_of_a_conversation_can_be_corrected() -> None:
     np.testing.assert_allclose(
         better.logprobs[better.agent_mask], logprobs_of(made.model, replace(task.experience, rows=(better,))), atol=1e-4
     )
+
+
+@pytest.mark.parametrize(
+    ("correction", "ended"), [("blue is the colour", True), ("blue , and the", False)], ids=["another end", "same end"]
+)
+def test_a_correction_that_keeps_the_end_of_a_cut_answer_does_not_end(correction: str, ended: bool) -> None:
+    made = engine()
+    answer = made.answer([conversation(max_tokens=3)], policy_version=3)[0]
+    [sample] = answer.samples
+    assert isinstance(made.runner.agent, TransformersAgent) and sample.trajectory is not None
+    end = made.runner.agent.chat.end_of_turn
+    assert sample.token_ids[-1] != end
+    *_, step = sample.trajectory.steps
+    cut = replace(sample, trajectory=replace(sample.trajectory, steps=(replace(step, text="red , and the"),)))
+    task = correct(made, replace(answer, samples=[cut]), correction).task
+    assert task is not None
+    assert (task.experience.rows[0].token_ids[-1] == end) == ended
+
+
+def test_a_correction_that_changes_nothing_is_refused_and_leaves_the_answer_without_feedback(tmp_path: Path) -> None:
+    keeper, answer = keeper_of(engine(), tmp_path)
+    for text, problem in ((f"{answer.text} ", "equals the answer"), (" ", "is empty")):
+        with pytest.raises(ValueError, match=problem):
+            keeper.take(1, Feedback(id="1", correction=text))
+    assert keeper.unjudged(5)["answers"]
+
+
+def test_a_majority_answer_that_is_not_the_first_sample_can_be_corrected() -> None:
+    made = engine(answer=r"\w")
+    answer = made.answer([conversation(ensemble=True)], policy_version=3)[0]
+    task = correct(made, replace(answer, shown=3), "it is blue").task
+    assert task is not None and task.experience.answers[0] == "it is blue"
+    assert task.experience.trajectories[1] == answer.samples[3].trajectory.id  # type: ignore[union-attr]
 
 
 def test_a_rating_of_a_vote_without_an_answer_judges_the_text_that_was_sent(tmp_path: Path) -> None:
