@@ -23,3 +23,10 @@ def lighten_trainings() -> None:
     imports._is_package_available = cache(imports._is_package_available)
     memory.gc = SimpleNamespace(collect=lambda: 0)  # type: ignore[attr-defined]
     gc.freeze()
+
+
+def lighten_strips() -> None:
+    """Each line that Textual paints has seven small caches, and makes them before it needs one. A dictionary does."""
+    from textual import strip
+
+    strip.FIFOCache = lambda maxsize: {}  # type: ignore[assignment, misc]

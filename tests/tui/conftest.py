@@ -4,8 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.repeated import lighten_strips
+
 from .demo_run import make_run
 from .rest import wait_for_idle
+
+lighten_strips()
 
 
 @pytest.fixture(autouse=True)
