@@ -41,15 +41,11 @@ def padded_forward(
     if narrow:
         chosen["logits_to_keep"] = columns
     chosen |= _seen(model, ids, images)
-    output = base(
-        input_ids=ids,
-        attention_mask=attention,
-        use_cache=False,
-        output_hidden_states=keep_hidden,
-        **chosen,
-    )
+    bodies: list[Any] = []
+    with base.base_model.register_forward_hook(lambda body, given, output: bodies.append(output)):
+        output = base(input_ids=ids, attention_mask=attention, use_cache=False, **chosen)
     logits = output.logits if narrow else output.logits[:, columns]
-    return AgentForward(logits[predicted[:, columns]], output.hidden_states[-1][agent] if keep_hidden else None)
+    return AgentForward(logits[predicted[:, columns]], bodies[0].last_hidden_state[agent] if keep_hidden else None)
 
 
 def padded_scores(

@@ -44,9 +44,11 @@ def layers_of(text: PreTrainedConfig) -> Sequence[PreTrainedConfig]:
 
 
 def returns_router_logits(model: PreTrainedModel) -> bool:
-    """Return whether a model with experts returns router logits. Granite's do so since transformers 5.19."""
+    """Return whether a model has routers and returns their logits. Granite's do so since transformers 5.19."""
     parts = (part for part in model.modules() if isinstance(part, PreTrainedModel))
-    return any("router_logits" in (part._can_record_outputs or {}) for part in parts)
+    recorded = ((part._can_record_outputs or {}).get("router_logits", []) for part in parts)
+    kinds = tuple(one.target_class for found in recorded for one in (found if isinstance(found, list) else [found]))
+    return any(isinstance(module, kinds) for module in model.modules())
 
 
 def typed_by_tools(template: object) -> object:

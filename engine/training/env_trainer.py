@@ -337,7 +337,7 @@ class GRPOEnvTrainer(ResumableTrainer):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return log-probs and entropies of every token, [B, logits_to_keep]. The first token has none: it gets 0.
 
-        With a packing (in the loss), only the agent's tokens are scored. The others are 0: they are masked anyway.
+        In the loss, only the agent's tokens are scored. The others are 0: they are masked anyway.
         """
         loss_pass, aux = self._loss_pass, None
         if loss_pass is not None and loss_pass.packing is not None:
@@ -370,6 +370,8 @@ class GRPOEnvTrainer(ResumableTrainer):
             )
             if complete:
                 logprobs = nn.functional.pad(logprobs, (1, 0))
+                if loss_pass is not None:  # π_ref / π of a token that the policy would never write is infinite
+                    logprobs = logprobs.where(loss_pass.batch["agent_token_mask"].bool(), 0.0)
                 entropy = None if entropy is None else nn.functional.pad(entropy, (1, 0))
         if loss_pass is not None:
             loss_pass.logprobs = logprobs

@@ -97,6 +97,7 @@ OF_OTHER_KINDS: dict[str, dict[str, Any]] = {
         "mamba_chunk_size": 16,
     },
     "bloom": {"n_layer": 2, "n_head": 4},
+    "doge": {},
     "granitemoehybrid": {
         "layer_types": ["mamba", "attention"],
         "mamba_n_heads": 8,
@@ -118,6 +119,15 @@ EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "
 WITH_WINDOWS: dict[str, dict[str, Any]] = {
     "gemma2": {**SLIDING, "query_pre_attn_scalar": 8},
     "gemma3_text": {**SLIDING, "query_pre_attn_scalar": 8},
+    "gemma3n_text": {
+        **SLIDING,
+        "activation_sparsity_pattern": [0.0, 0.0],
+        "altup_num_inputs": 2,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 4,
+        "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": 512,
+    },
     "gpt_oss": {**SLIDING, **EXPERTS},
     "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 16},
     "llama4_text": {

@@ -43,6 +43,18 @@ def test_a_family_that_may_have_experts_trains_with_and_without(tmp_path: Path, 
     assert math.isfinite(trained(tmp_path, model)[metric.LOSS])
 
 
+def test_a_family_with_settings_of_experts_that_it_lacks_trains(tmp_path: Path):
+    model = model_of_type("doge")
+    assert model.config.num_experts and not model.config.is_moe
+    assert math.isfinite(trained(tmp_path, model)[metric.LOSS])
+
+
+def test_a_prompt_that_the_policy_would_never_write_has_no_part_in_the_gradient(tmp_path: Path):
+    """At this temperature its log-probs are below -88 nats, so π_ref / π of them is infinite in float32."""
+    found = trained(tmp_path, model_of_type("gemma2"), "training.temperature=0.02")
+    assert math.isfinite(found[metric.GRAD_NORM])
+
+
 def trained(folder: Path, model: Any, *settings: str) -> dict[str, Any]:
     """The metrics of one step of training this model."""
     base = folder / "base"
