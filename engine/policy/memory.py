@@ -169,16 +169,13 @@ def need(shape: ModelShape, config: RunConfig) -> MemoryNeed:
 
 def told(config: RunConfig) -> Iterator[str]:
     """Yield the lines to print. Raises ModelLoadError."""
-    from transformers import AutoConfig
+    from .sources import ModelLoadError, explain, load_known
 
-    from .sources import ModelLoadError, base_source
-
-    source, revision = base_source(config.model)
+    known = load_known(config.model, "config of")
     try:
-        shape = shape_of(AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False))
+        shape = shape_of(known)
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ModelLoadError(f"the config of {config.model.base} cannot be loaded: {reason}") from error
+        raise ModelLoadError(explain(config.model.base, error, "config of")) from error
     found = need(shape, config)
     for name, bytes_ in found.both.items():
         yield f"{bytes_ / GIB:8.1f} GiB  {name}"

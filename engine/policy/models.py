@@ -26,7 +26,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     BitsAndBytesConfig,
@@ -39,7 +38,16 @@ from ...configs.sections.model import LoraSection, ModelConfig
 from ..runs.durable import CHECKSUMS, find_damage
 from .merged import AdaptedHead
 from .precision import set_arithmetic
-from .sources import ModelLoadError, base_source, builtin, explain, first_line, load_tokenizer
+from .sources import (
+    ModelLoadError,
+    base_source,
+    builtin,
+    explain,
+    first_line,
+    load_known,
+    load_tokenizer,
+    without_embedding,
+)
 from .unwrap import base_of
 from .versions import returns_router_logits
 from .vision.inputs import VisionModel
@@ -66,8 +74,14 @@ def load_policy(
     """
     base = load_base(config)
     tokenizer = load_tokenizer(config)
-    if tokenizer.pad_token_id >= len(base.get_input_embeddings().weight):  # type: ignore - a token without embedding
+    embeddings = len(base.get_input_embeddings().weight)  # type: ignore[arg-type]
+    if tokenizer.pad_token_id >= embeddings:  # type: ignore - a token without embedding
         tokenizer.pad_token_id = tokenizer.eos_token_id or 0
+    if lacking := without_embedding(tokenizer, embeddings):
+        raise ModelLoadError(
+            f"the model {config.base} has {embeddings:,} embeddings, but its tokenizer also writes {lacking}: use the "
+            "model's own tokenizer and chat template"
+        )
     model: PeftModel | PreTrainedModel = base
     if adapters is not None:
         model = _with_adapters(base, adapters, trainable)
@@ -104,9 +118,9 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
     source, revision = base_source(config)
     quantized = _quantized(config) if config.quantization is not None else {}
     _check(Path(source))
+    known = load_known(config)
     disable_progress_bar()  # keep it out of log files
     try:
-        known = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
         kind: Any = AutoModelForImageTextToText if takes_images(known) else AutoModelForCausalLM
         model, found = kind.from_pretrained(
             source,

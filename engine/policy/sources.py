@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from ...configs.errors import GrpoTuiError
 from ...configs.model_facts import local_copy
@@ -45,6 +45,20 @@ def base_source(config: ModelConfig) -> tuple[str, str | None]:
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise ModelLoadError(f"there is no folder {name} with a model (model.base)")
     return name, config.revision
+
+
+def load_known(config: ModelConfig, what: str = "model") -> PreTrainedConfig:
+    """Load `config.json` of the base model. Raises ModelLoadError, also for an encoder-decoder. what: see `explain`."""
+    source, revision = base_source(config)
+    try:
+        known = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+    except Exception as error:
+        raise ModelLoadError(explain(config.base, error, what)) from error
+    if known.is_encoder_decoder:
+        raise ModelLoadError(
+            f"the model {config.base} is an encoder-decoder ({known.model_type}): name a causal language model"
+        )
+    return known
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -94,6 +108,15 @@ def _special_tokens(templated: PreTrainedTokenizerBase, known: PreTrainedTokeniz
     return {token for token in tokens if token in prompt}
 
 
+def without_embedding(tokenizer: PreTrainedTokenizerBase, embeddings: int) -> str:
+    """Return a token of the vocabulary or of the chat template that a model with so many embeddings lacks."""
+    if tokenizer.vocab_size > embeddings:
+        return repr(tokenizer.convert_ids_to_tokens(embeddings))
+    beyond = {str(token) for index, token in tokenizer.added_tokens_decoder.items() if index >= embeddings}
+    written = sorted(beyond & _special_tokens(tokenizer, tokenizer)) if beyond else []
+    return repr(written[0]) if written else ""
+
+
 CHATML = """{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '@END@\n' }}
 {%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"""
 IM_END = "<|im_end|>"
@@ -141,6 +164,10 @@ def explain(base: str, error: Exception, what: str = "model") -> str:
         reason = "it needs code from its repository, which grpo-tui never runs"
     elif "ignore_mismatched_sizes" in reason:
         reason = "the shapes of its weights differ from its config.json"
+    elif "for this kind of AutoModel" in reason:
+        reason = "transformers has no causal language model of its kind"
+    elif isinstance(error, ImportError) and "quantiz" in reason:
+        reason += " (or name the model with weights that are not quantized)"
     return f"the {what} {base} cannot be loaded: {reason}"
 
 
@@ -154,6 +181,7 @@ def _pointer(folder: Path) -> Path | None:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
-    lines = str(error).strip().splitlines()
-    return str(lines[0]) if lines else type(error).__name__
+    """Return the first line of an error's message, or all of it as one line if the first only announces the rest."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    first = " ".join(map(str.strip, lines)) if lines[0].endswith(":") else lines[0]
+    return f"KeyError: {first}" if isinstance(error, KeyError) else first

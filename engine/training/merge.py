@@ -8,13 +8,12 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig
 
 from ...configs.errors import GrpoTuiError
 from ..evaluation.card import model_card
 from ..launch.settings import read_config
 from ..policy.models import load_policy, load_vision
-from ..policy.sources import base_source
+from ..policy.sources import load_known
 from ..policy.unwrap import base_of
 from .checkpoints import replacing
 
@@ -30,8 +29,7 @@ def merge(run_dir: Path, adapters: str, folder: Path) -> None:
     model, tokenizer = load_policy(config, adapters=adapters, trainable=False)
     assert isinstance(model, PeftModel)
     vision = load_vision(config, model, tokenizer)
-    source, revision = base_source(config)
-    dtype = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False).dtype or torch.float32
+    dtype = load_known(config).dtype or torch.float32
     merged = base_of(model.merge_and_unload()).to(dtype)  # type: ignore[call-overload]
     merged.config.dtype = dtype
     with replacing(folder) as temporary:

@@ -17,6 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -56,18 +57,11 @@ def check_code(config: RunConfig) -> None:
 def reader(config: ModelConfig) -> ScriptedAgent:
     """Return an agent that reads prompts as a model does, without loading weights. Raises ModelLoadError,
     ChatTemplateError."""
-    from transformers import AutoConfig
-
     from ..agents.scripted import ScriptedAgent
-    from ..policy.sources import ModelLoadError, base_source, explain, load_tokenizer
+    from ..policy.sources import load_known, load_tokenizer
 
-    source, revision = base_source(config)
     tokenizer, template = load_tokenizer(config), config.chat_template_kwargs
-    try:
-        found = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError) as problem:
-        raise ModelLoadError(explain(config.base, problem)) from problem
-    known = getattr(found, "known_environments", None) or ()
+    known = getattr(load_known(config), "known_environments", None) or ()
     native = config.native_calls
     return ScriptedAgent([], tokenizer, knows=known.__contains__, template_kwargs=template, native_calls=native)
 
@@ -84,8 +78,10 @@ def first_prompt(config: RunConfig) -> str:
 
     try:
         policy = reader(config.model)
-    except ModelLoadError:  # not on this machine
-        policy = None
+    except ModelLoadError:
+        if Path(config.model.base).expanduser().is_dir():
+            raise
+        policy = None  # not on this machine
     tokenizer = None if policy is None else policy.chat.tokenizer
     environment = config.environment.model_copy(update={"train_tasks": 1})
     row = load_rows(environment, "train", config.seed, tokenizer, config.data)[0]

@@ -148,6 +148,39 @@ def test_what_a_person_reads_when_files_of_a_model_are_not_whole(base: Path, tmp
         load_policy(config(folder))
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"model_type": "t5"}, r"is an encoder-decoder \(t5\): name a causal language model$"),
+        ({"model_type": "vit"}, "cannot be loaded: transformers has no causal language model of its kind$"),
+        ({"hidden_size": "wide"}, r"Validation error for field 'hidden_size': TypeError: .* expected int, got str"),
+        ({"rope_parameters": {"rope_type": "round"}}, "cannot be loaded: KeyError: 'round'"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, r"\(or name the model with weights that are not"),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_in_one_sentence(base: Path, tmp_path: Path, keys: Any, said: str):
+    folder = changed(base, tmp_path / "other", **keys)
+    with pytest.raises(ModelLoadError, match=said):
+        load_policy(config(folder))
+
+
+def test_a_tokenizer_of_another_model_is_refused(base: Path, tmp_path: Path):
+    folder = changed(base, tmp_path / "narrow", vocab_size=300)
+    weights = load_file(folder / "model.safetensors")
+    wide = len(tokenizer())
+    narrow = {name: w[:300].clone() if len(w) == wide else w for name, w in weights.items()}
+    save_file(narrow, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelLoadError, match="has 300 embeddings, but its tokenizer also writes '"):
+        load_policy(config(folder))
+    begins = copy.deepcopy(tokenizer())
+    begins.add_tokens("<|begin|>", special_tokens=True)
+    begins.chat_template = "<|begin|>" + str(begins.chat_template)
+    folder = changed(base, tmp_path / "grown")
+    begins.save_pretrained(folder)
+    with pytest.raises(ModelLoadError, match=r"its tokenizer also writes '<\|begin\|>'"):
+        load_policy(config(folder))
+
+
 def test_code_of_a_model_is_never_run_and_nobody_is_asked(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     names = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Model", "AutoTokenizer": ["own.Tokenizer", None]}
     folder = changed(base, tmp_path / "coded", model_type="unheard-of", auto_map=names)
@@ -161,6 +194,8 @@ def test_code_of_a_model_is_never_run_and_nobody_is_asked(base: Path, tmp_path: 
         load_policy(config(folder))
     with pytest.raises(ModelLoadError):
         list(memory.told(RunConfig(model=config(folder))))
+    with pytest.raises(ModelLoadError):
+        previews.first_prompt(RunConfig(model=config(folder)))
     assert not ran.exists()
 
 
