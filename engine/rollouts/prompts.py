@@ -116,13 +116,14 @@ def unread_calls(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], ag
         return ""
 
 
-def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], agent: ChatAgent, limit: int) -> None:
-    """Raise DataError if none of the first tasks can be shown to the policy, or if no answer fits.
+def check_tasks(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], agent: ChatAgent, limit: int) -> None:
+    """Raise DataError if none of the first tasks can be shown to the policy with room for an answer, or if a prompt
+    with images leaves none.
 
     limit: maximum tokens of a prompt with its answer.
     """
     until = time.monotonic() + CHECK_SECONDS / 4
-    refused: dict[int, VisionError] = {}
+    refused: list[DataError] = []
     begins = False
     for number, row in enumerate(rows[:CHECKED_ROWS]):
         env = environment(row)
@@ -131,7 +132,8 @@ def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], ag
                 f"{row.env_class_path} asks about images, but model.base does not support images: name a model that "
                 "does, such as builtin:tiny-vl"
             )
-        if not agent.sees or not isinstance(env, MultiTurnEnv):
+        on_server = not hasattr(agent, "chat")  # which alone knows its template
+        if not isinstance(env, MultiTurnEnv) or on_server or (begins and not agent.sees):
             return
         if time.monotonic() > until:
             break
@@ -141,19 +143,23 @@ def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], ag
             continue
         encoded = agent.chat.begun(prompt.messages, prompt.tools)
         if isinstance(encoded, VisionError):  # such as a broken file, which fails its own rollouts
-            refused[number] = encoded
-            continue
-        begins = True
-        if len(encoded.ids) + 1 >= limit:
+            refused.append(DataError(f"task {number}: {encoded}"))
+        elif len(encoded.ids) + 1 < limit:
+            begins = True
+        else:
             seen = sum(image.tokens for image in encoded.images)
-            raise DataError(
-                f"task {number}: its prompt has {len(encoded.ids)} tokens, {seen} of them for {len(encoded.images)} "
-                f"images; with its answer it may have at most {limit} (training.max_trajectory_tokens): raise that, or "
-                "scale images down with model.max_pixels"
+            images = f", {seen} of them for {len(encoded.images)} images" if agent.sees else ""
+            advice = ", or scale images down with model.max_pixels" if agent.sees else ""
+            refused.append(
+                DataError(
+                    f"task {number}: its prompt has {len(encoded.ids)} tokens{images}; with its answer it may have at "
+                    f"most {limit} (training.max_trajectory_tokens): raise that{advice}"
+                )
             )
+            if agent.sees:
+                raise refused[-1]
     if refused and not begins:
-        number, problem = next(iter(refused.items()))
-        raise DataError(f"task {number}: {problem}") from problem
+        raise refused[0]
 
 
 def _where(row: Row) -> str:

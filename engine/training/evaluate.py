@@ -26,7 +26,7 @@ from ..policy.prepared import acting
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
 from ..rollouts.judging import make_judge, special_texts
-from ..rollouts.prompts import check_images, fitting
+from ..rollouts.prompts import check_tasks, fitting
 from ..rollouts.rollout import Rollout
 from ..rollouts.runner import DataError, RolloutRunner, prepares
 from ..rollouts.scoring import Scorer
@@ -58,7 +58,7 @@ def run_eval(
         rows = fitting(rows, agent, runner.environment, config.training, config.data.long_prompts)
     if not rows:
         raise DataError("there are no held-out tasks: set environment.eval_tasks, or name a file in data.eval_source")
-    check_images(rows, runner.environment, cast(ChatAgent, agent), config.training.max_trajectory_tokens)
+    check_tasks(rows, runner.environment, cast(ChatAgent, agent), config.training.max_trajectory_tokens)
     runner.judge = make_judge(config.environment, rows, special_texts(tokenizer) if tokenizer else ())
     runner.on_progress = lambda ended, total: writer.progress("evaluation", done + ended, len(rows) * spec.samples)
     # Curiosity and coherence depend on the state of a training. Task, reward functions and penalties do not.

@@ -33,7 +33,7 @@ from ..rollouts.correction import Weighting
 from ..rollouts.dataset import load_rows
 from ..rollouts.distillation import Distillation
 from ..rollouts.judging import make_judge, special_texts
-from ..rollouts.prompts import check_images, fitting, unread_calls
+from ..rollouts.prompts import check_tasks, fitting, unread_calls
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.runner import RolloutRunner, Row, prepares
 from ..runs.control.requests import ControlChannel
@@ -126,7 +126,7 @@ def build_trainer(
             recorder.event("alert", message, detector=name, severity="warning")
             diagnosis.noted(message, 0, {"detector": name})
             logger.warning(message)
-    check_images(rows, trainer.runner.environment, agent, training.max_trajectory_tokens)
+    check_tasks(rows, trainer.runner.environment, agent, training.max_trajectory_tokens)
     if judge is not None:
         trainer.runner.judge = replace(judge, state=lambda: trainer.state)
     trainer.sharded = sharded

@@ -23,7 +23,7 @@ from grpo_tui.engine.policy.models import load_policy, load_vision, lora_config
 from grpo_tui.engine.policy.versions import OLD_CHECKPOINTING
 from grpo_tui.engine.policy.vision.inputs import VisionModel
 from grpo_tui.engine.policy.vision.processor import stack_inputs
-from grpo_tui.engine.rollouts.prompts import check_images
+from grpo_tui.engine.rollouts.prompts import check_tasks
 from grpo_tui.engine.rollouts.replay import ReplayBuffer
 from grpo_tui.engine.rollouts.runner import DataError, Row
 from grpo_tui.engine.rollouts.trial import rollouts_from_trial
@@ -33,6 +33,7 @@ from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
 from grpo_tui.engine.training.rft import run_rft
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.base import StepResult
+from grpo_tui.envs.calculator import CalculatorEnv
 from grpo_tui.envs.content import ImageBlock, Picture, TextBlock
 from grpo_tui.envs.multi_turn import MultiTurnEnv
 from tests.engine.agents.seeing_models import agent, model, picture, processor, tokenizer
@@ -280,16 +281,21 @@ def test_a_task_that_cannot_fit_or_be_seen_is_said_before_training():
     env = GlanceEnv()
     tasks = [Row(path, json.loads(config), task) for task in env.make_tasks("train", 2, 0)]
     acting = agent("qwen3_vl")
-    check_images(tasks, lambda row: env, acting, 512)
+    check_tasks(tasks, lambda row: env, acting, 512)
     with pytest.raises(DataError, match=r"36 of them for 1 images; with its answer it may have at most 40"):
-        check_images(tasks, lambda row: env, acting, 40)
+        check_tasks(tasks, lambda row: env, acting, 40)
     assert acting.chat.vision is not None
     acting.chat.vision.max_images = 0
     with pytest.raises(DataError, match=r"shows 1 images, but model.max_images is 0"):
-        check_images(tasks, lambda row: env, acting, 512)
+        check_tasks(tasks, lambda row: env, acting, 512)
     blind = TransformersAgent(words(), text_tokenizer())
     with pytest.raises(DataError, match=r"model\.base does not support images"):
-        check_images(tasks, lambda row: env, blind, 512)
+        check_tasks(tasks, lambda row: env, blind, 512)
+    sums: Any = CalculatorEnv()
+    tasks = [Row("calculator", {}, task) for task in sums.make_tasks("train", 2, 0)]
+    check_tasks(tasks, lambda row: sums, blind, 1024)
+    with pytest.raises(DataError, match=r"task 0: its prompt has \d+ tokens; with its answer it may have at most 40"):
+        check_tasks(tasks, lambda row: sums, blind, 40)
 
 
 def test_the_built_in_policy_that_sees_answers_from_the_picture_and_has_a_habit_to_lose():
