@@ -103,7 +103,7 @@ def _off_centre(batches: Sequence[Batch]) -> list[Finding]:
     return [Finding(message, share, CENTRE, ids_of(rollouts), "mean", began=latest[0].step)]
 
 
-@detector(need.REWARDS, need.SURPRISE, reports="reward_hack")
+@detector(need.REWARDS, need.SURPRISE)
 def paid_certainty(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a graded reward that follows the probability that the policy assigns to its texts."""
     latest = newest(batches)

@@ -15,6 +15,7 @@ GRAVE = ("warning", "failure")
 
 LEARNT = (
     "entropy_rise",
+    "paid_certainty",
     "reward_hack",
     "length_reward",
     "repetition",
@@ -39,7 +40,7 @@ LEARNT = (
 SYMPTOMS = frozenset(LEARNT[LEARNT.index("entropy_collapse") : -1])
 """Behaviour that is rarely its own cause. It ranks after every other warning, whatever the steps, because detectors
 notice a drift long after it began."""
-FROM_THE_START = ("rejected_answers", "accepted_without_answer", "reward_hack", "silence_paid")
+FROM_THE_START = ("rejected_answers", "accepted_without_answer", "paid_certainty", "reward_hack", "silence_paid")
 """Faults of the grader. They exist from the first step, even if the policy runs into them later."""
 STILL = ("no_movement", "groups_without_variance", "sampler_mismatch")
 """Signs of a policy that learns nothing."""
@@ -75,6 +76,7 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "length_reward": (*LEARNT, "advantage_share"),
     "accepted_without_answer": LEARNT,
     "silence_paid": (*LEARNT, "advantage_share"),
+    "paid_certainty": (*LEARNT, "advantage_share"),
     "reward_hack": (*LEARNT, "advantage_share"),
     "advantage_share": LEARNT,
     "logprob_mismatch": LEARNT,

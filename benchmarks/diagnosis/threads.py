@@ -49,7 +49,7 @@ THREADS = (
         "confidence",
         "signals",
         "the policy's own certainty is the reward (sunblaze-ucb/Intuitor#23)",
-        ("reward_hack", "reward_against_success", "entropy_collapse"),
+        ("paid_certainty", "reward_hack", "reward_against_success", "entropy_collapse"),
         patch="confidence",
     ),
     Recipe(

@@ -215,6 +215,7 @@ def _uncertain(e: Evidence) -> str:
 
 SUPPORT: Mapping[str, Callable[[Evidence], str]] = {
     "accepted_without_answer": _accepted,
+    "paid_certainty": _accepted,
     "reward_hack": _accepted,
     "rejected_answers": _rejected,
     "noisy_reward": _noisy,
