@@ -63,15 +63,18 @@ def repeated_rollouts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
 
 @detector(need.TASKS)
 def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find steps with few distinct tasks for their number of groups."""
+    """Find steps with few distinct tasks for their number of groups, unless the environment has no others: then the
+    tasks of evaluations are the same."""
     counts = [(len({r.task for r in b.rollouts}), len({r.group for r in b.rollouts})) for b in batches]
     tasks, groups = sum(n for n, _ in counts), sum(n for _, n in counts)
     if len(batches) < STEPS or groups < ENOUGH or groups < 4 * len(batches) or tasks > DISTINCT * groups:
         return []
-    every = len({r.task for r in rollouts_of(batches)})
+    every = {r.task for r in rollouts_of(batches)}
+    if every == {r.task for b in batches if b.held_out for r in b.held_out.rollouts}:
+        return []
     message = (
-        f"training repeats a few tasks: {groups:,} groups of {len(batches)} steps have {every:,} different tasks, and "
-        "a step has the same task several times. Look for duplicates in the data."
+        f"training repeats a few tasks: {groups:,} groups of {len(batches)} steps have {len(every):,} different tasks, "
+        "and a step has the same task several times. Look for duplicates in the data."
     )
     return [Finding(message, tasks / groups, DISTINCT, ids_of(batches[-1].rollouts), began=batches[0].step)]
 

@@ -234,13 +234,13 @@ def test_a_reward_that_is_the_certainty_of_the_policy_is_found():
         return replace(scored(r, math.exp(-surprise)), answer=None, expected=None, surprise=surprise, text=text)
 
     found = {(f.detector, f.subject) for f in warnings(training(certain))}
-    assert ("reward_hack", "certainty") in found
+    assert ("paid_certainty", "certainty") in found
 
     def judged(r: RolloutSummary, *given: int) -> RolloutSummary:
         sure = certain(r, *given)
         return replace(sure, total=r.total, contributions=r.contributions, correct=r.correct, advantage=r.advantage)
 
-    assert "reward_hack" not in {f.detector for f in warnings(training(judged))}, "a verdict has two levels"
+    assert "paid_certainty" not in {f.detector for f in warnings(training(judged))}, "a verdict has two levels"
 
 
 def test_steps_of_one_prompt_that_teach_nothing_are_found():
@@ -299,6 +299,15 @@ def test_a_limit_that_ends_answered_rollouts_is_a_hint(right: float, severity: s
     for batch in training(limited):
         diagnosis.observe(batch)
     assert {f.finding.severity for f in diagnosis.found() if f.finding.detector == "truncation"} == {severity}
+
+
+def test_an_environment_with_one_task_has_it_in_evaluations_as_well():
+    for held_out, found in (("t", False), ("other", True)):
+        diagnosis = Diagnosis()
+        for batch in FAULTS["few_tasks"]:
+            diagnosis.evaluated(HeldOut(0, [replace(right(1, 0, 0), task=held_out)], None))
+            diagnosis.observe(batch)
+        assert ("few_tasks" in {f.finding.detector for f in diagnosis.found()}) == found
 
 
 def test_steps_of_one_kind_of_task_are_found():
