@@ -23,9 +23,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_tui.engine.evaluation.card import record_hash
+from grpo_tui.engine.launch import trainer
 from grpo_tui.engine.launch.start import gather
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
+from grpo_tui.tui.cli import main
 from tests.engine.training.runs import make_run
 
 from .conftest import Cli
@@ -189,6 +191,14 @@ def test_merge_gives_a_model_in_the_format_of_its_base_for_plain_transformers(tr
     assert "library_name: transformers" in (tmp_path / "merged" / "README.md").read_text()
     again = cli("merge", trained.name, "--to", str(tmp_path / "merged"), "--runs-dir", str(trained.parent))
     assert again.returncode == 2 and "already exists" in again.stderr
+
+
+def test_merge_without_the_trainer_ends_as_training_does(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(trainer, "LIBRARIES", ("torch", "no_such_library"))
+    assert main.run(["merge", trained.name, "--runs-dir", str(trained.parent)]) == 2
+    assert "merging needs the trainer (no_such_library not installed)" in capsys.readouterr().err
 
 
 def test_push_sends_adapters_and_card_in_one_commit_and_never_shows_the_token(trained: Path, hub: Hub, tmp_path: Path):

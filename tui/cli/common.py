@@ -85,7 +85,7 @@ def ask(module: str, config: RunConfig, *arguments: str, code: ExitCode = ExitCo
     from ...engine.launch.trainer import INSTALL, missing
 
     if lacking := missing():
-        fail(f"this needs the trainer ({', '.join(lacking)} not installed): {INSTALL}", code)
+        fail(f"this needs the trainer ({', '.join(lacking)} not installed): {INSTALL}", ExitCode.USAGE)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         file.write(to_yaml(config))
         file.flush()

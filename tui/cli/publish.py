@@ -30,7 +30,6 @@ def merge(
 
     The merged model keeps the number format of the base model's files.
     """
-    from ...engine.launch import LaunchError
     from ...engine.launch.trainer import require
 
     subject, run, weights = _found(reference, home)
@@ -39,10 +38,7 @@ def merge(
     folder = (to or weights.with_name(f"{weights.name}-merged")).expanduser()
     if folder.exists():
         fail(f"{folder} already exists: choose another folder with --to", ExitCode.USAGE)
-    try:
-        require("merging")
-    except LaunchError as error:
-        fail(str(error))
+    require("merging")
     run_module("grpo_tui.engine.training.merge", str(run), str(weights), str(folder))
     say(f"wrote the merged model to {folder}")
 
