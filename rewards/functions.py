@@ -65,13 +65,19 @@ class RewardModel:
         return scores
 
     @cached_property
+    def tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.path, trust_remote_code=False)
+
+    @cached_property
     def _loaded(self) -> tuple[Any, Any]:
         import torch
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoModelForSequenceClassification
 
         options: dict[str, object] = {"trust_remote_code": False}
         model = AutoModelForSequenceClassification.from_pretrained(self.path, num_labels=1, **options)
-        tokenizer: Any = AutoTokenizer.from_pretrained(self.path, **options)
+        tokenizer = self.tokenizer
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
@@ -220,6 +226,15 @@ class RewardFunctions:
     def check_columns(self, columns: Iterable[str]) -> None:
         for function in self.functions:
             function.check_columns(columns)
+
+    def check_templates(self) -> None:
+        """Raise RewardFunctionError for a reward model that cannot read messages."""
+        for function in self.functions:
+            if isinstance(function.call, RewardModel) and not function.call.tokenizer.chat_template:
+                raise RewardFunctionError(
+                    f"{function.said} has no chat template, and completions are lists of messages: save its tokenizer "
+                    "with a template, or set data.completions: text"
+                )
 
     def score(self, completions: Completions) -> Scores:
         """Call every function once. If one fails and `on_error` is `stop`, raises RewardFunctionError."""

@@ -28,7 +28,7 @@ def special_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
 
 
 def make_judge(config: EnvironmentConfig, rows: Sequence[Row], special_tokens: Sequence[str] = ()) -> Judge | None:
-    """Load the reward functions that `config` names and check them against the columns of `rows`; None without any.
+    """Load the reward functions that `config` names and check them against `rows`; None without any.
 
     special_tokens: the tokenizer's, removed from the completions that functions see, as in TRL.
     Raises RewardFunctionError.
@@ -38,6 +38,8 @@ def make_judge(config: EnvironmentConfig, rows: Sequence[Row], special_tokens: S
     functions = RewardFunctions.load(config.reward_funcs, config.reward_errors)
     for columns in {tuple(_columns(row.task_data)) for row in rows}:
         functions.check_columns(columns)
+    if not all(row.task_data.get("plain") for row in rows):
+        functions.check_templates()
     return Judge(functions, config.success_score, tuple(special_tokens))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,7 @@ from grpo_tui.rewards.diagnosis import DETECTORS
 from grpo_tui.rewards.functions import RewardFunctionError
 from grpo_tui.rewards.metrics import action_distribution
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
+from tests.engine.agents.models import tokenizer
 from tests.envs.scripts import ByteAgent
 from tests.rewards.episodes import batch_of
 
@@ -151,6 +153,17 @@ def test_a_missing_column_is_said_before_a_rollout_is_made(tmp_path: Path):
     with pytest.raises(RewardFunctionError, match="needs `solution`"):
         make_judge(EnvironmentConfig(reward_funcs={f"{tmp_path / 'mine.py'}:needs": 1.0}), [row])
     assert make_judge(EnvironmentConfig(), [row]) is None
+
+
+def test_a_reward_model_without_a_chat_template_is_refused_before_a_rollout_is_made(tmp_path: Path):
+    config = {"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    environment = EnvironmentConfig(reward_funcs={str(tmp_path): 1.0})
+    with pytest.raises(RewardFunctionError, match="has no chat template"):
+        make_judge(environment, [Row("grpo_tui.envs.dataset.DatasetEnv", {}, TASK)])
+    assert make_judge(environment, [Row("grpo_tui.envs.dataset.DatasetEnv", {}, {**TASK, "plain": True})]) is not None
 
 
 def judged_by(tmp_path: Path, body: str, **config: Any):
