@@ -264,7 +264,7 @@ class RunWriter:
     def _append(self, entries: Sequence[Entry]) -> bool:
         costs = [sum(item.cost for item in entry) for entry in entries]
         with self._condition:
-            if not self._room():
+            if not self._room(needed=sum(costs)):
                 self._overflow += sum(item.rows for entry in entries for item in entry)
                 return False
             self._state.heard()
@@ -273,9 +273,9 @@ class RunWriter:
             self._condition.notify_all()
         return True
 
-    def _room(self) -> bool:
+    def _room(self, needed: int) -> bool:
         """Wait until the queue has room. Return False if the disk is in trouble or commits nothing for too long."""
-        while not self._closing and self._bytes >= self._limit:
+        while needed and not self._closing and self._bytes >= self._limit:
             if self._sink.trouble.now is not None or threading.current_thread() is self._thread:
                 return False
             commits = self._commits

@@ -122,6 +122,18 @@ def test_viewers_are_warned_of_a_full_disk_at_once_and_learn_how_the_run_ended(r
     assert (info.status, info.step, info.exit_code) == ("finished", 9, 0)
 
 
+def test_the_vocabulary_is_kept_while_the_queue_is_full(run_dir: Path, make_record, monkeypatch):
+    writer = RunWriter(run_dir, queue_bytes=10_000)
+    with monkeypatch.context() as patched:
+        patched.setattr(RecordStore, "transaction", lambda self: os.fstat(-1))
+        while not writer.dropped:
+            writer.trajectories(1, [make_record(1, 0)])
+        writer.vocabulary(["a", "b"])
+    writer.close()
+    with RunReader(run_dir) as reader:
+        assert reader.bodies.token_texts([0, 1]) == ["a", "b"]
+
+
 def test_a_removed_folder_is_not_made_again_and_said_once(run_dir: Path, make_record, told):
     writer = RunWriter(run_dir, queue_bytes=200_000)
     writer.trajectories(1, [make_record(1, 0)])
