@@ -130,7 +130,7 @@ def read_conversations(
 
     The agent wrote the turns with role `assistant`. They alternate with observations, which have the role `user`. For a
     policy that takes images (`vision`), all other content may be blocks, including `{"type": "image", "image":
-    "file.png"}`. Skips conversations longer than `max_tokens`, and, with a line in the log, those with an unreadable
+    "file.png"}`. Skips, with a line in the log, conversations longer than `max_tokens` and those with an unreadable
     image. Raises DemonstrationError with file and line.
     """
     try:
@@ -138,7 +138,7 @@ def read_conversations(
     except (OSError, UnicodeDecodeError) as error:
         raise DemonstrationError(f"sft.data: {path} cannot be read: {error}") from error
     agent = ScriptedAgent([], tokenizer, template_kwargs=template_kwargs, vision=vision, native_calls=True)
-    found, reason = [], ""
+    found, reason, long = [], "", 0
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -151,8 +151,13 @@ def read_conversations(
             continue
         if max_tokens is None or len(shown.tokens) <= max_tokens:
             found.append(shown)
+        else:
+            long += 1
     if not found:
         raise DemonstrationError(f"{path} contains no conversation of at most {max_tokens} tokens{reason}")
+    if long:
+        every = long + len(found)
+        logger.warning("left out %d of %d conversations: over %d tokens (sft.max_tokens)", long, every, max_tokens)
     return found
 
 

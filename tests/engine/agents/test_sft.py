@@ -117,6 +117,15 @@ def test_conversations_of_a_file_become_the_same_tokens(tmp_path):
     assert read(ids[mask]) == "b<|end|>d<|end|>"
 
 
+def test_conversations_that_are_too_long_are_counted_in_the_log(tmp_path, caplog):
+    path = tmp_path / "talk.jsonl"
+    said = ("a", "b" * 200, "c" * 300)
+    talks = [{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": x}]} for x in said]
+    path.write_text("".join(f"{json.dumps(talk)}\n" for talk in talks))
+    assert len(read_conversations(path, tokenizer(), max_tokens=60)) == 1
+    assert "left out 2 of 3 conversations: over 60 tokens (sft.max_tokens)" in caplog.text
+
+
 def test_text_with_other_line_ends_stays_in_its_line(tmp_path):
     messages = [{"role": role, "content": "a\u2028b\x85c"} for role in ("user", "assistant")]
     path = tmp_path / "talk.jsonl"
