@@ -22,6 +22,10 @@ _SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([bBmM])(?![A-Za-z0
 _THINKS = re.compile(r"enable_thinking|<think>|\[THINK\]|<\|channel\|>analysis")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
 """Names of the context length in `config.json`; the later ones are of GPT-2 and MPT."""
+CUDA, ROCM = ("/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1"), ("/dev/kfd",)
+"""Files of the drivers for torch's builds. The second one is that of Windows, in WSL2."""
+HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that hide GPUs. The later ones are of ROCm."""
 _LONGEST_HEADER = 100_000_000
 """Bytes; a safetensors file with a longer header is not valid."""
 
@@ -144,9 +148,15 @@ def device_of(setting: str) -> str:
     """Return `cpu`, `cuda` or `mps`, the device to which `model.device` moves a model on this machine."""
     if setting != "auto":
         return setting
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1") and Path("/dev/nvidiactl").exists():
-        return "cuda"
-    return "cpu"
+    from importlib.metadata import PackageNotFoundError, version  # here: it costs what a list of runs does
+
+    try:
+        build = version("torch")
+    except PackageNotFoundError:
+        build = ""
+    drivers, hiding = (ROCM, HIDING) if "rocm" in build else (CUDA, HIDING[:1])
+    hidden = any(os.environ.get(name, "0") in ("", "-1") for name in hiding)
+    return "cuda" if "+cpu" not in build and not hidden and any(Path(p).exists() for p in drivers) else "cpu"
 
 
 @cache

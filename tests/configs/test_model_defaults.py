@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_tui.configs import model_facts
 from grpo_tui.configs.loading import load_config, presets, read_source
 from grpo_tui.configs.model_defaults import TINY, chosen, steps_of, unusual
 from grpo_tui.configs.model_facts import ModelFacts, facts_of, size_in_name
@@ -50,6 +51,29 @@ def test_other_copies_of_the_weights_do_not_count(tmp_path: Path):
     index = tmp_path / "parts" / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors", "z": "a.safetensors"}}))
     assert facts_of(str(tmp_path / "parts")).parameters == 200
+
+
+@pytest.mark.parametrize(
+    ("build", "driver", "hidden", "device"),
+    [
+        ("2.9.0+cu128", "/dev/nvidiactl", "", "cuda"),
+        ("2.9.0", "/usr/lib/wsl/lib/libcuda.so.1", "", "cuda"),
+        ("2.9.0+rocm6.4", "/dev/kfd", "", "cuda"),
+        ("2.9.0+rocm6.4", "/dev/kfd", "HIP_VISIBLE_DEVICES", "cpu"),
+        ("2.9.0", "/dev/kfd", "", "cpu"),
+        ("2.9.0+cpu", "/dev/nvidiactl", "", "cpu"),
+    ],
+)
+def test_the_device_follows_from_the_driver_and_the_build_of_torch(
+    monkeypatch: pytest.MonkeyPatch, build: str, driver: str, hidden: str, device: str
+):
+    for name in model_facts.HIDING:
+        monkeypatch.delenv(name, raising=False)
+    if hidden:
+        monkeypatch.setenv(hidden, "")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: build)
+    monkeypatch.setattr(Path, "exists", lambda self: str(self) == driver)
+    assert model_facts.device_of("auto") == device
 
 
 def test_smollm2_from_the_wheel_takes_the_place_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -172,7 +172,9 @@ try:
     tools = ""
 except (ImportError, RuntimeError) as error:
     tools = str(error)
-print(json.dumps(dict(tools=tools, gpus=gpus, cuda=torch.version.cuda, mps=torch.backends.mps.is_available())))
+built = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
+cuda = next((f"{name} {version}" for name, version in built.items() if version), "")
+print(json.dumps(dict(tools=tools, gpus=gpus, cuda=cuda, mps=torch.backends.mps.is_available())))
 """
 
 
@@ -201,11 +203,12 @@ def devices() -> Iterator[Fact]:
         yield Fact("missing", f"the tools of the visual environment do not load: {found['tools']}", advice)
     for gpu in found["gpus"]:
         bf16 = "bfloat16" if gpu["bf16"] else "no bfloat16"
-        yield Fact("good", f"GPU {gpu['name']}, {gpu['memory'] / GIB:.0f} GiB, CUDA {found['cuda']}, {bf16}")
+        yield Fact("good", f"GPU {gpu['name']}, {gpu['memory'] / GIB:.0f} GiB, {found['cuda']}, {bf16}")
     if found["mps"]:
         yield Fact("note", "the GPU of Apple silicon is not used by default", "--set model.device=mps")
     if not found["gpus"] and not found["mps"]:
-        hint = "" if found["cuda"] is None else " (torch is built for CUDA but finds no device: see nvidia-smi)"
+        tool = "nvidia-smi" if "CUDA" in found["cuda"] else "rocm-smi"
+        hint = f" (torch is built for {found['cuda']} but finds no device: see {tool})" if found["cuda"] else ""
         yield Fact("note", f"no GPU{hint}", "the built-in tiny policy trains on a CPU, larger models need a GPU")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from ...configs.model_facts import device_of
 from .common import ExitCode, ask, fail, on_terminal, say
 from .config import load
 from .train import own
@@ -75,7 +75,7 @@ def _ask(
     model: str | None, dataset: str | None, reward: str | None, hardware: Hardware | None
 ) -> tuple[str, str, str | None, Hardware]:
     """Ask for the settings that no option gave. Without a terminal nothing can be asked."""
-    gpu = Hardware.gpu if shutil.which("nvidia-smi") else Hardware.cpu
+    gpu = Hardware.gpu if device_of("auto") == "cuda" else Hardware.cpu
     if not on_terminal():
         if dataset is None:
             fail("init cannot ask questions without a terminal: give --dataset (and --model, --reward)", ExitCode.USAGE)
