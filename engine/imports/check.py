@@ -132,6 +132,6 @@ class _Rollouts:
             failed=row.n in self._failed and row.stop_reason in (StopReason.ERROR, StopReason.TIMEOUT),
             call_failed=row.n in self._failed,
             task=row.prompt_id,
-            answer=row.answer,
+            answer=row.answer if row.answered else None,
             advantage=row.advantage if self._compared else None,
         )

@@ -114,6 +114,10 @@ def listed_of(rollout: Rollout, ids: tuple[str, str], *, fallback_id: str, index
     numbers = (rollout.reward, rollout.advantage, *_step_advantages(rollout, len(turns)))
     if not all(value is None or math.isfinite(value) for value in numbers):
         flags |= Flag.NAN
+    answer = rollout.answer
+    if answer is None:
+        flags |= Flag.UNANSWERED
+        answer = shown(turns[-1]) if turns and not any(m.calls for m in turns) else None
     return Listed(
         id=rollout.id or fallback_id,
         group=ids[1],
@@ -134,7 +138,7 @@ def listed_of(rollout: Rollout, ids: tuple[str, str], *, fallback_id: str, index
             "version": rollout.policy_version,
         },
         labels=[label for m in turns for label in ([call.name for call in m.calls] or [TEXT])],
-        answer=rollout.answer,
+        answer=answer,
         tools=_tools(rollout),
         extra=columns(rollout),
     )

@@ -48,6 +48,8 @@ class Flag(IntFlag):
     """The rollout's answer equals its pseudo-label."""
     DISAGREES = 32
     """The rollout's answer differs from its pseudo-label."""
+    UNANSWERED = 64
+    """The listed answer is only the rollout's last text."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def _flags(record: TrajectoryRecord) -> int:
         Flag.SENT: served is not None and served.sent,
         Flag.AGREES: served is not None and served.agrees is True,
         Flag.DISAGREES: served is not None and served.agrees is False,
+        Flag.UNANSWERED: trajectory.answer is None,
     }
     return sum(flag for flag, is_set in flags.items() if is_set)
 

@@ -210,6 +210,8 @@ class TrajectoryRow:
     confidence: float | None = None
     sent: bool | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    answered: bool = True
+    """Whether `answer` is an answer, and not only the last text."""
 
     @property
     def words(self) -> str | None:

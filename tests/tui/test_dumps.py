@@ -205,3 +205,18 @@ async def test_dumps_of_two_frameworks_are_compared_by_their_means(
         text = await app.press("c")
         assert "compare" in text and "AReaL rollouts" in text and "verl rollouts" in text
         assert "mean of rewards/total/mean" in await app.press("a")
+
+
+async def test_a_list_of_texts_without_rewards_shows_what_differs(tmp_path: Path) -> None:
+    """Texts take the place of routes, lengths that of rewards, and columns that say nothing are left out."""
+    file = tmp_path / "texts.jsonl"
+    same = {"prompt": "Count to ten.", "program": "1.2.0"}
+    completions = ["one two three", "", "ten nine eight"]
+    lines = [{**same, "completion": text, "grade": n, "step": 1} for n, text in enumerate(completions, 1)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    async with running(tmp_path, Trajectories(open_dump(file, whole=True).folder)) as app:
+        text = await app.press()
+        assert all(shown in text for shown in ("one two three", "(empty)", "ten nine eight", "grade"))
+        titles = next(line for line in text.splitlines() if "answer" in line and "prompt" in line).split()
+        assert "grade" in titles and not {"program", "A", "tokens", "split"}.intersection(titles)
+        assert "█" in text and "no rewards to show" not in text

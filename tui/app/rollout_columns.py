@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
@@ -15,6 +16,8 @@ from .widgets.table import TableColumn
 
 _LEAST_SHARED = 12
 """The shortest common beginning of prompts, in characters, that is left out."""
+_CUT_SHORT = re.compile("limit|max|length|trunc|error|exception|timeout|exceed|fail|abort|cancel|cost", re.IGNORECASE)
+"""Stop reasons, also of other programs, for which the agent did not end the rollout itself."""
 
 
 def route(actions: Sequence[str]) -> str:
@@ -49,10 +52,14 @@ def short(action: str) -> str:
 
 
 def rollout_columns(p: Palette, extras: Sequence[str], around: Sequence[TrajectoryRow]) -> Sequence[TableColumn]:
-    """Return the columns for the rows `around` the visible ones. Prompts start where they differ in these rows."""
+    """Return the columns for the rows `around` the visible ones. Prompts start where they differ in these rows.
+    Advantages, steps and token counts are left out if none of these rows has one."""
     shared = shared_beginning(row.prompt for row in around)
     has_words = [row.words is not None for row in around]
     title = "answer" if has_words and all(has_words) else "route or answer" if any(has_words) else "route"
+
+    def known(name: str) -> bool:
+        return not around or any(getattr(row, name) is not None for row in around)
 
     penalised = title != "answer" or any(row.penalties for row in around)
 
@@ -60,28 +67,30 @@ def rollout_columns(p: Palette, extras: Sequence[str], around: Sequence[Trajecto
         return f"✗{whole(row.penalties, 3)}" if row.penalties else "", p.warn
 
     def ended(row: TrajectoryRow) -> tuple[str, Style]:
-        return row.stop_reason, p.muted if row.stop_reason == "answer" else p.warn
+        return row.stop_reason, p.warn if _CUT_SHORT.search(row.stop_reason) else p.muted
 
+    is_split = any(row.split != "train" for row in around)
+    advantage = TableColumn(
+        "advantage", "A", 6, lambda r: (fitted(r.advantage, 6, signed=True), p.sign(r.advantage)), ">", drop=1
+    )
     return (
         TableColumn("n", "#", max([4, *(len(str(r.n)) for r in around)]), lambda r: (r.n, p.muted), ">"),
-        *(_of_table(p, column) for column in COLUMNS[:1]),
+        *(_of_table(p, column) for column in COLUMNS[:1] if known(column.name)),
         TableColumn("", " ", 1, lambda r: (mark(r.correct), p.outcome(r.correct))),
         TableColumn("reward", "reward", 7, lambda r: (fitted(r.reward, 7), p.strong), ">"),
-        TableColumn(
-            "advantage", "A", 6, lambda r: (fitted(r.advantage, 6, signed=True), p.sign(r.advantage)), ">", drop=1
-        ),
+        *((advantage,) if known("advantage") else ()),
         *(_extra(p, name, index, around) for index, name in enumerate(extras)),
-        *(_of_table(p, column) for column in COLUMNS[1:] if column.title),
+        *(_of_table(p, c) for c in COLUMNS[1:] if c.title and (c.name != "tokens" or known("tokens"))),
         *((TableColumn("penalties", "pen", 4, broken, ">", drop=2),) if penalised else ()),
         *(_learning(p) if any(row.gate for row in around) else ()),
         TableColumn("", "group", 9, lambda r: (r.group, p.muted), drop=8),
-        TableColumn("", "split", 5, lambda r: (r.split, p.faint), drop=9),
+        *((TableColumn("", "split", 5, lambda r: (r.split, p.faint), drop=9),) if is_split else ()),
         *((TableColumn("", "ended by", 10, ended, drop=7),) if any(row.stop_reason for row in around) else ()),
         TableColumn(
             "",
             title,
             22,
-            lambda r: (route(r.actions) if r.words is None else " ".join(r.words.split()), p.text),
+            lambda r: (route(r.actions) if r.words is None else " ".join(r.words.split()) or "(empty)", p.text),
             grow=2.0,
         ),
         TableColumn("", "prompt", 16, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=4),
@@ -134,8 +143,9 @@ def _extra(p: Palette, name: str, index: int, around: Sequence[TrajectoryRow]) -
     return TableColumn("", title, cells, cell, ">", drop=4 if index < 4 else 10 + index)
 
 
-def extras_shown(names: Sequence[str], filter_: str) -> tuple[str, ...]:
-    """Choose which of the record's own columns to show: those in the filter, then components, then others."""
+def extras_shown(names: Sequence[str], filter_: str, varying: Sequence[str]) -> tuple[str, ...]:
+    """Choose which of the record's own columns to show: those in the filter, then components, then others that differ
+    between rollouts (`varying`)."""
     filtered = [n for n in names if n in filter_]
     components = [n for n in names if n.startswith("component.")][:4]
-    return tuple(dict.fromkeys([*filtered, *components, *names]))[:6]
+    return tuple(dict.fromkeys([*filtered, *components, *varying]))[:6]

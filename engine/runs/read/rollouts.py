@@ -94,6 +94,7 @@ def _row(row: tuple[Any, ...], labels: Labels, extra: dict[str, Any]) -> Traject
     values["rules"] = labels.of_mask("penalty", values["rules"]) if values["rules"] else ()
     values["uses"] = None if values["uses"] is None else marks_of(values["uses"])
     flags = values.pop("flags")
+    values["answered"] = not flags & Flag.UNANSWERED
     values["sent"] = bool(flags & Flag.SENT) if values["gate"] else None
     more = {name: values.pop(name) for name in values.keys() - _ATTRIBUTES}
     return TrajectoryRow(**card, **values, extra={**more, **extra})
@@ -208,6 +209,21 @@ class Rollouts:
         """Return the recorded names of a kind: `action`, `penalty`, `env`, `split` or `stop`."""
         labels = self._record.labels()
         return [] if labels is None else list(labels.of_kind(kind))
+
+    def varying_extras(self) -> list[str]:
+        """Return the record's own columns that differ between the first rollouts, or that only some of these have."""
+        labels = self._record.labels()
+        names = {} if labels is None else labels.of_kind("extra")
+        first = "SELECT n FROM rows ORDER BY n LIMIT 1000"
+        count = int(self._record.scalar(f"SELECT count(*) FROM ({first})") or 0) if names else 0
+        if count < 2:
+            return list(names)
+        sql = (
+            f"SELECT name FROM extras WHERE name {AMONG} AND n IN ({first}) GROUP BY name "
+            "HAVING count(*) < ? OR count(DISTINCT coalesce(text, number, 'nan')) > 1"
+        )
+        found = {name for (name,) in self._record.all(sql, (json.dumps([*names.values()]), count))}
+        return [name for name, id_ in names.items() if id_ in found]
 
     def _notes(self) -> Iterable[Note]:
         return self._record.notes.read().values()

@@ -25,7 +25,9 @@ class HistogramKeys(QueryList):
         self.histogram = HistogramPane()
         self.histogram_wanted = True
         self.counted = "reward"
-        """The counted column."""
+        """The column to count."""
+        self.shown = "reward"
+        """The counted column: the next one with values if no rollout has a value in `counted`."""
         self._before = ""
         """The filter without the chosen bar."""
         self._chosen: tuple[int, str] | None = None
@@ -47,12 +49,17 @@ class HistogramKeys(QueryList):
             return
         query, column, chosen = self.list_query, self.counted, self.chosen_bar
         base = query if chosen is None else replace(query, filter=self._before)
+        shown, bins = column, []
         try:
-            bins = await self.reads.later(lambda r: r.rollouts.histogram(base, column=column, bins=_BINS))
+            for shown in dict.fromkeys([column, *VALUES]):
+                bins = await self.reads.later(lambda r, c=shown: r.rollouts.histogram(base, column=c, bins=_BINS))
+                if bins:
+                    break
         except RecordError:
             return
         if (query, column) == (self.list_query, self.counted):
-            self.histogram.put(list(bins), chosen, VALUES[column])
+            self.shown = shown if bins else column
+            self.histogram.put(list(bins), chosen, VALUES[self.shown])
             self.frame.refresh_lines()
 
     def action_histogram(self) -> None:
@@ -63,7 +70,7 @@ class HistogramKeys(QueryList):
 
     def action_next_value(self) -> None:
         names = list(VALUES)
-        self.counted = names[(names.index(self.counted) + 1) % len(names)]
+        self.counted = names[(names.index(self.shown) + 1) % len(names)]
         self._chosen = None
         self.shell.memory.run(self.reads.path.name)["counted"] = self.counted
         if not self.histogram_wanted:
@@ -85,14 +92,14 @@ class HistogramKeys(QueryList):
         chosen, bins = self.chosen_bar, self.histogram.bins
         if chosen is None:
             self._before = self.list_query.filter
-        self.histogram.put(bins, None if index == chosen else index, VALUES[self.counted])
+        self.histogram.put(bins, None if index == chosen else index, VALUES[self.shown])
         if index == chosen:
             self._chosen = None
             self.set_query(keep=True, filter=self._before)
             return
         (low, high, _), last = bins[index], index == len(bins) - 1
-        part = f"{self.counted}>={_edge(low, -1 if not index else 0)} and "
-        part += f"{self.counted}{'<=' if last else '<'}{_edge(high, int(last))}"
+        part = f"{self.shown}>={_edge(low, -1 if not index else 0)} and "
+        part += f"{self.shown}{'<=' if last else '<'}{_edge(high, int(last))}"
         base = f"({self._before})" if re.search(r"\bor\b", self._before, re.I) else self._before
         filter = f"{base} and {part}" if base else part
         self._chosen = index, filter

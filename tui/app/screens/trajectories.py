@@ -244,7 +244,8 @@ def _begin(
     rows = rollouts.page(query, offset=row // PAGE * PAGE, limit=PAGE)
     count, notes = rollouts.least(query), rollouts.filter_notes(query.filter)
     warnings = "; ".join([*reader.problems, *notes])
-    return row, rows, count, warnings, extras_shown(rollouts.names("extra"), query.filter)
+    extras = extras_shown(rollouts.names("extra"), query.filter, rollouts.varying_extras())
+    return row, rows, count, warnings, extras
 
 
 def branch_screen(reads: Reads) -> TrajectoriesScreen:
