@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from grpo_tui.configs import metric_names as metric
-from grpo_tui.engine.imports.convert import record_of
+from grpo_tui.engine.imports.convert import record_of, split_of
 from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats.tables import GENERIC
 from grpo_tui.engine.imports.given import checked, misspelt, step_of
@@ -38,7 +38,7 @@ from grpo_tui.engine.runs.durable import read_json, write_json
 from grpo_tui.engine.runs.masking import mask, mask_command
 from grpo_tui.engine.runs.paths import RUN_FILE, new_run_id
 from grpo_tui.engine.runs.paths import runs_dir as resolve_runs_dir
-from grpo_tui.engine.runs.types import ENDED, EventKind, TrajectoryRecord
+from grpo_tui.engine.runs.types import ENDED, EventKind, Split, TrajectoryRecord
 from grpo_tui.engine.runs.write.writer import PATIENCE_SECONDS, RunWriter
 
 log = logging.getLogger(__name__)
@@ -232,7 +232,11 @@ class Recorder:
         for index, rollout in enumerate(given):
             if isinstance(rollout, Mapping):
                 self._warn_of_keys(rollout)
-                rollout = replace(GENERIC.rollout(rollout, Origin(self.run_dir, self.run_dir)), step=step)
+                rollout = GENERIC.rollout(rollout, Origin(self.run_dir, self.run_dir))
+            named = rollout.group and f"{step}:{rollout.group}"  # a group belongs to one step
+            if named and split_of(rollout) != Split.TRAIN:
+                named = f"{split_of(rollout)}:{named}"
+            rollout = replace(rollout, step=step, group=named)
             self._count += 1
             rollout_id = f"{self._process}-{step}-{self._count}"
             record = record_of(rollout, fallback_id=rollout_id, index=index, unknown=NOT_GIVEN)

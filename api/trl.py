@@ -144,6 +144,10 @@ class Attached:
         return self._sources[0] if self._sources else ""
 
     @property
+    def _tokenizer(self) -> Any:
+        return getattr(self.trainer.processing_class, "tokenizer", self.trainer.processing_class)
+
+    @property
     def recorder(self) -> Recorder:
         """The record. If the name already has runs, reading this before training begins creates a new run."""
         return self._recorder or self.begin()
@@ -189,9 +193,7 @@ class Attached:
     def begin(self) -> Recorder:
         recorder = self._recorder = self._recorder or self._open(int(self.trainer.state.global_step))
         if self.rank == 0:
-            processing = self.trainer.processing_class
-            tokenizer = getattr(processing, "tokenizer", processing)
-            recorder.later(lambda: recorder.vocabulary(_texts(tokenizer)))
+            recorder.later(lambda: recorder.vocabulary(_texts(self._tokenizer)))
             where = f"{recorder.run_dir}; look with: grpo-tui inspect {quote(recorder.run_dir.name)}"
             note = f" ({self._problem})" if self._problem else ""
             print(f"grpo-tui records {SOURCES[self.source]}{note}, in {where}")
@@ -284,12 +286,12 @@ class Attached:
         def own(values: Sequence[object]) -> list[Any]:
             return list(values)[last][local]
 
-        args = self.trainer.args
+        trainer, args = self.trainer, self.trainer.args
         evaluated = getattr(args, "num_generations_eval", None)  # since TRL 0.27
         if (step, split) != self._at:
             self._at, self._rows = (step, split), 0
         before, self._rows = self._rows, self._rows + total
-        recorder = self.recorder
+        recorder, tokenizer = self.recorder, self._tokenizer
         rows = Rows(
             prompts=own(logs["prompt"]),
             completions=own(logs["completion"]),
@@ -302,6 +304,7 @@ class Attached:
             group_size=args.num_generations if split == "train" else evaluated or args.num_generations,
             step=step,
             split=split,
+            ends=frozenset([*getattr(trainer, "eos_token_ids", [tokenizer.eos_token_id]), tokenizer.pad_token_id]),
         )
         if not self._recorded:
             for rollout in rows.rollouts()[:1]:  # proves that this source can be read

@@ -32,7 +32,8 @@ TENSORS = (
 
 @dataclass(frozen=True)
 class Rows:
-    """One process's rows of a batch. first: the number of earlier rows of this step and split."""
+    """One process's rows of a batch. first: the number of earlier rows of this step and split. ends: the tokens that
+    end a completion."""
 
     prompts: list[object]
     completions: list[object]
@@ -45,9 +46,17 @@ class Rows:
     group_size: int
     step: int
     split: str
+    ends: frozenset[int]
 
     def rollouts(self) -> list[Rollout]:
         return [self._rollout(i) for i in range(len(self.prompts))]
+
+    def _stop(self, i: int) -> str:
+        """Return `length` for a completion that a limit cut: without an end token, or masked as a whole."""
+        if "completion_ids" not in self.tensors:
+            return ""
+        last = self.tensors["completion_ids"][i][self.tensors["completion_mask"][i].bool()].tolist()[-1:]
+        return "" if self.ends.intersection(last) else "length"
 
     def ids(self) -> list[str]:
         return [f"{self.split}-{self.step}-{self.first + i}" for i in range(len(self.prompts))]
@@ -61,9 +70,10 @@ class Rows:
             completion=completion(self.completions[i]),
             id=f"{self.split}-{self.step}-{self.first + i}",
             step=self.step,
-            group=f"{self.split}-{self.step}-{group}",
+            group=str(group),
             index=index,
             split=self.split,
+            stop=self._stop(i),
             reward=sum(self.weights[n] * v for n, v in known.items()) if known else None,
             components={n: Score(v, self.weights[n]) for n, v in values.items()},
             advantage=float(self.advantages[i]),

@@ -46,6 +46,17 @@ class StopReason(StrEnum):
     """The environment did not answer in time."""
 
 
+_CUT = frozenset([
+    StopReason.TURN_LIMIT, StopReason.MAX_TOKENS, "token_limit", "length", "max_length", "model_length", "truncated",
+    "max_output_tokens", "max_new_tokens", "model_context_window_exceeded",
+])  # fmt: skip
+
+
+def is_cut(stop_reason: str) -> bool:
+    """Return whether a token limit ended the text, by our stop reasons or those of APIs and other trainers."""
+    return stop_reason.rpartition(".")[2].lower() in _CUT
+
+
 @dataclass(frozen=True)
 class StepContext:
     """The facts before a step. Penalty rules check a call against them.
@@ -251,11 +262,7 @@ class Trajectory:
     @property
     def cut(self) -> bool:
         """Whether a limit cut the agent's last turn, as in TRL's clipped completions."""
-        last = self.steps[-1].stop_reason if self.steps else ""
-        return self.stop_reason in (StopReason.TURN_LIMIT, StopReason.MAX_TOKENS) or last in (
-            "turn_limit",
-            "token_limit",
-        )
+        return is_cut(self.stop_reason) or any(is_cut(step.stop_reason) for step in self.steps[-1:])
 
     @property
     def branch(self) -> tuple[int, int] | None:

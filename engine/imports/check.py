@@ -15,7 +15,7 @@ from itertools import groupby
 from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
 from ...configs.sections.rewards import SHAPED
-from ...envs.trajectory import StopReason
+from ...envs.trajectory import StopReason, is_cut
 from ...rewards.batches import Batch, HeldOut, RolloutSummary, rollout_of, surprise_of
 from ...rewards.diagnosis import Diagnosis
 from ..runs.control.alerts import SUGGESTIONS
@@ -133,5 +133,6 @@ class _Rollouts:
             call_failed=row.n in self._failed,
             task=row.prompt_id,
             answer=row.answer if row.answered else None,
+            cut=is_cut(row.stop_reason),
             advantage=row.advantage if self._compared else None,
         )

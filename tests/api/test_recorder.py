@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -56,6 +57,18 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
         other = reader.bodies.trajectory(3)
         assert other.advantage is None and "advantage" in other.unknown
         assert [e.message for e in reader.events(["note"])] == ["A good step."]
+
+
+def test_a_group_that_is_named_again_in_another_step_is_another_group(tmp_path: Path) -> None:
+    question = {"prompt": QUESTION, "reward": 1.0}
+    with Recorder("mine", runs_dir=tmp_path) as record:
+        for step in (1, 2):
+            record.rollouts(step, [{**question, "completion": "4", "group": "q"} for _ in range(2)])
+            record.rollouts(step, [{**question, "completion": "4", "group": "q", "split": "eval"}])
+            record.rollouts(step, [Rollout(prompt=QUESTION, completion="4") for _ in range(2)])  # type: ignore[arg-type]
+    with RunReader(tmp_path / "mine") as reader:
+        sizes = Counter(row.group for row in reader.rollouts.page(limit=99))
+    assert sorted(sizes.values()) == [1, 1, 2, 2, 2, 2]
 
 
 def test_a_run_that_fails_is_crashed_with_its_reason(tmp_path: Path) -> None:

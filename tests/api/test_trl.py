@@ -141,7 +141,9 @@ def test_the_numbers_of_the_training_are_charted(trained: Any) -> None:
         names = reader.metrics.names()
         assert {"rewards/total/mean", "rewards/raw/letters", "rewards/weight/short", "train/loss"} <= set(names)
         latest = reader.metrics.latest()
+        cut = [row.stop_reason == "length" for row in reader.rollouts.page(limit=99) if row.step == STEPS]
     assert latest["rewards/weight/short"] == 0.25
+    assert sum(cut) / len(cut) == latest["completions/clipped_ratio"] > 0
 
 
 @pytest.mark.parametrize("source", ["logs", "rewards", "parquet"])

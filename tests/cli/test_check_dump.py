@@ -72,6 +72,16 @@ def test_calls_that_cannot_be_read_are_told_with_what_helps(tmp_path: Path, caps
     assert code == 1 and told["value"] == 0.25 and told["trajectories"] and "Constrain" in told["suggestion"]
 
 
+def test_rollouts_that_a_limit_cut_are_found_by_the_stop_reason_of_any_writer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for stop, cut in (("length", True), ("FinishReason.MAX_TOKENS", True), ("stop", False)):
+        file = write(tmp_path / f"{stop}.jsonl", lambda step, i: i / 8)
+        file.write_text(file.read_text().replace('"uid"', f'"finish_reason": "{stop}", "uid"'))
+        code, findings = found(file, capsys)
+        assert (code, [f["value"] for f in findings if f["detector"] == "truncation"]) == (cut, [1.0] * cut)
+
+
 def test_what_is_not_recorded_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "unknown.jsonl", lambda step, i: None)
     _, findings = found(file, capsys)

@@ -30,6 +30,7 @@ METRICS = {
     "entropy": metric.ENTROPY,
     "clip_ratio/region_mean": metric.CLIP_FRACTION,
     "frac_reward_zero_std": metric.FILTERING_RATE,
+    "sampling/sampling_logp_difference/mean": metric.LOGPROB_MISMATCH,
 }
 """TRL names of the metrics that the dashboard shows. Other metrics keep their TRL name."""
 
