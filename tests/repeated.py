@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import sys
 from functools import cache
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 from jinja2 import Environment
 
@@ -22,6 +24,7 @@ def lighten_trainings() -> None:
 
     imports._is_package_available = cache(imports._is_package_available)
     memory.gc = SimpleNamespace(collect=lambda: 0)  # type: ignore[attr-defined]
+    lighten_libraries()
     gc.freeze()
 
 
@@ -30,3 +33,30 @@ def lighten_strips() -> None:
     from textual import strip
 
     strip.FIFOCache = lambda maxsize: {}  # type: ignore[assignment, misc]
+
+
+def lighten_libraries() -> None:
+    """Of the libraries that are loaded."""
+    if "torch" in sys.modules:
+        forget_callers(sys.modules["torch"])
+    for name in {"httpx", "httpx2"} & sys.modules.keys():
+        read_certificates_once(name)
+
+
+def read_certificates_once(name: str) -> None:
+    """Each client reads all certificates that the machine trusts, which costs more than an answer of this machine."""
+    transports = importlib.import_module(f"{name}._transports.default")
+    transports.create_ssl_context = cache(transports.create_ssl_context)  # type: ignore[attr-defined]
+
+
+def forget_callers(torch: ModuleType) -> None:
+    """Whenever torch's seed is set, three kinds of devices that are not there keep the stack of who asked."""
+    for device in (torch.cuda, torch.mtia, torch.xpu):
+        device.traceback = SimpleNamespace(format_stack=list)  # type: ignore[attr-defined]
+
+
+def lighten_wandb() -> None:
+    """When a run begins, wandb imports all of its launcher, which takes two seconds."""
+    from wandb.sdk.wandb_run import Run
+
+    Run._detect_and_apply_job_inputs = lambda self: None  # type: ignore[method-assign]

@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from .repeated import lighten_libraries
+
 FIRST = ("e2e", "docs", "engine/evaluation", "engine/training", "engine/online", "cli", "engine/agents", "packaging")
 """Folders of the longest files. They run first, so that the workers end at about the same time."""
 WAITING = "tui"
@@ -34,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave modules and tests out of later garbage collections, which trainings ask for often."""
+    lighten_libraries()
     gc.collect()
     gc.freeze()
 

@@ -147,7 +147,7 @@ def test_a_text_by_set_is_what_was_written(written: str, text: str | None):
     assert load_config(None, [*options, f"data.system_prompt={written}"]).data.system_prompt == text
 
 
-@pytest.mark.parametrize("value", ["!!timestamp 2026-01-01", "!!binary aGVsbG8=", "[" * 3000 + "]" * 3000])
+@pytest.mark.parametrize("value", ["!!timestamp 2026-01-01", "!!binary aGVsbG8=", "[" * 600 + "]" * 600])
 def test_yaml_that_is_no_plain_data_is_refused_with_its_place(value: str, tmp_path: Path):
     file = tmp_path / "my.yaml"
     file.write_text(f"environment: {{config: {{x: {value}}}}}\n")

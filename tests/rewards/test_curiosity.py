@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from grpo_tui.envs.trajectory import Step
 from grpo_tui.rewards.components.curiosity import CuriosityDrivenRewardModule, DynamicsModel, rms_normalized
 from grpo_tui.rewards.embedding import ActionEncoder
+from tests.forked import ForkedProcess
 
 from .episodes import step
 
@@ -235,9 +236,10 @@ def test_action_vectors_are_the_same_in_every_process():
     assert not torch.equal(vectors[0], vectors[1])
     command = (
         "from grpo_tui.rewards.embedding import ActionEncoder; from grpo_tui.envs.trajectory import Step;"
-        "s = Step(0, '', action='LOOK', arguments={'x': 1}); print(ActionEncoder()([s], ['k']).tolist())"
+        "s = Step(0, '', action='LOOK', arguments={'x': 1}); print(ActionEncoder()([s], ['k']).tolist());"
+        "print(hash('LOOK'))"
     )
-    elsewhere = subprocess.run(  # where Python's own hash of a text is another one
-        [sys.executable, "-c", command], env={**os.environ, "PYTHONHASHSEED": "7"}, capture_output=True, text=True
-    )
-    assert json.loads(elsewhere.stdout) == [vectors[0].tolist()]
+    elsewhere = ForkedProcess([sys.executable, "-c", command], stdout=subprocess.PIPE, text=True)
+    found, own = map(json.loads, elsewhere.communicate()[0].splitlines())
+    assert found == [vectors[0].tolist()]
+    assert own != hash("LOOK") or "PYTHONHASHSEED" in os.environ, "Python's own hash of a text is another one there"

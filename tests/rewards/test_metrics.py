@@ -18,6 +18,7 @@ from grpo_tui.configs.sections.rewards import RewardsConfig
 from grpo_tui.engine.record.wandb_sink import ACTION_TABLE, WandbSink
 from grpo_tui.rewards.metrics import action_distribution, flat
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
+from tests.repeated import lighten_wandb
 
 from .episodes import good, step, trajectory
 from .wandb_file import history
@@ -44,6 +45,7 @@ def offline(folder: Path, **more) -> WandbSink:
 
 def test_the_offline_file_holds_the_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    lighten_wandb()
     orchestrator = RewardOrchestrator(config=RewardsConfig())
     problems: list[str] = []
     sink = offline(tmp_path, on_problem=problems.append)

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.readers import open_reader
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.tui.cli.main import run as command
+from tests.forked import ROOT, ForkedProcess
 
 STEPS = 40
 NAMES = {
@@ -64,6 +64,8 @@ def written_by_tensorboard(folder: Path) -> None:
 OFFLINE = """
 import sys, wandb
 from tests.engine.imports.test_scalars import logged
+from tests.repeated import lighten_wandb
+lighten_wandb()
 run = wandb.init(project="p", dir=sys.argv[1], mode="offline")
 for step, values in logged():
     run.log({**{"train/" + name: value for name, value in values.items()}, "train/global_step": step})
@@ -73,8 +75,9 @@ run.finish()
 
 def written_by_wandb(folder: Path) -> None:
     pytest.importorskip("wandb", reason="offline runs are written by wandb: pip install wandb")
-    environment = {**os.environ, "WANDB_SILENT": "true", "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
-    subprocess.run([sys.executable, "-c", OFFLINE, str(folder)], check=True, env=environment, timeout=120)
+    environment = {**os.environ, "WANDB_SILENT": "true"}
+    command = [sys.executable, "-c", OFFLINE, str(folder)]
+    assert ForkedProcess(command, cwd=ROOT, env=environment, light=True).wait(120) == 0
 
 
 def history_of_wandb(folder: Path) -> None:

@@ -15,12 +15,14 @@ from grpo_tui.engine.record.wandb_sink import WandbSink
 from grpo_tui.engine.runs.control.alerts import SUGGESTIONS
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write.writer import RunWriter
+from tests.repeated import lighten_wandb
 
 from ...rewards.wandb_file import history
 
 
 def test_each_update_is_a_point_of_its_own_in_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    lighten_wandb()
     problems: list[str] = []
     sink = WandbSink(LoggingConfig(wandb="offline"), tmp_path, run_id="ab12", on_problem=problems.append)
     queue, writer = SqliteQueue(tmp_path / "queue.sqlite"), RunWriter(tmp_path / "run", process="engine")

@@ -26,6 +26,7 @@ from grpo_tui.engine.online.store.snapshots import (
     prune,
     published_versions,
 )
+from tests.forked import ForkedProcess
 
 from .nursery import Nursery
 
@@ -214,7 +215,7 @@ def test_folder_made_read_only() -> None:
         writer.close()
         os.chmod(folder, 0o555)
         code = (
-            "import os, sys, torch\n"
+            "import os, sys\n"
             "from pathlib import Path\n"
             "from grpo_tui.engine.online.store.snapshots import SnapshotError, SnapshotReader, SnapshotWriter\n"
             "if os.getuid() == 0: os.setuid(65534)\n"
@@ -223,12 +224,13 @@ def test_folder_made_read_only() -> None:
             "found = SnapshotReader(Path(sys.argv[1])).newer_than(0)\n"
             "print(found.version, len(found.tensors()))\n"
         )
-        done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
+        command = [sys.executable, "-c", code, str(folder)]
+        said, trouble = ForkedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True).communicate()
         os.chmod(folder, 0o755)
-    assert done.stdout.splitlines() == [
+    assert said.splitlines() == [
         f"The snapshot folder {folder} cannot be written: Permission denied.",
         "1 3",
-    ], done.stderr
+    ], trouble
 
 
 # --------------------------------------------------------------------------------------------- readers and writers
@@ -242,7 +244,8 @@ def nursery() -> Iterator[Nursery]:
 
 
 def read_while_publishing(nursery: Nursery, folder: Path, seconds: float, *, kill: bool = False) -> tuple[int, int]:
-    """Read as fast as possible while a process publishes as fast as it can (and is killed at random instants).
+    """Read as fast as possible while a process publishes as fast as it can (and is killed at random instants): for so
+    many seconds, and longer where those are not enough for some versions and kills.
 
     Every version read must be whole and later than the one before, and none may be reported as damaged. Returns how
     many versions were read, and how often the writer was killed.
@@ -251,7 +254,7 @@ def read_while_publishing(nursery: Nursery, folder: Path, seconds: float, *, kil
     reader, version, read, kills = SnapshotReader(folder, pytest.fail), 0, 0, 0
     pid, until = nursery.start("publish", folder), time.monotonic() + seconds
     dies = time.monotonic() + rng.uniform(0, 0.4) if kill else until
-    while time.monotonic() < until:
+    while (now := time.monotonic()) < until or ((read < 4 or (kill and kills < 2)) and now < until + 60):
         found = reader.newer_than(version)
         if found is not None:
             with found:
@@ -267,12 +270,12 @@ def read_while_publishing(nursery: Nursery, folder: Path, seconds: float, *, kil
 
 
 def test_a_reader_never_sees_a_torn_or_mixed_state(nursery: Nursery, tmp_path: Path) -> None:
-    read, _ = read_while_publishing(nursery, tmp_path, 2.0)
+    read, _ = read_while_publishing(nursery, tmp_path, 0.5)
     assert read > 3
 
 
 def test_nor_when_the_writer_is_killed_again_and_again(nursery: Nursery, tmp_path: Path) -> None:
-    read, kills = read_while_publishing(nursery, tmp_path, 3.0, kill=True)
+    read, kills = read_while_publishing(nursery, tmp_path, 0.8, kill=True)
     assert read > 3 and kills > 1
 
 

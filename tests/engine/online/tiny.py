@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,17 +67,17 @@ def base_model(vocabulary: int, seed: int = 0) -> Any:
 
 
 def lora_model(vocabulary: int = 64, seed: int = 0) -> Any:
-    return copy.deepcopy(_lora_model(vocabulary, seed))
+    return pickle.loads(_lora_model(vocabulary, seed))  # in a quarter of the time that `deepcopy` takes
 
 
 @functools.cache
-def _lora_model(vocabulary: int, seed: int) -> Any:
+def _lora_model(vocabulary: int, seed: int) -> bytes:
     torch.manual_seed(seed)
     model = get_peft_model(base_model(vocabulary, seed), LoraConfig(r=4, target_modules="all-linear"))
     for name, parameter in model.named_parameters():
         if "lora_B" in name:  # as adapters that were trained: not the zero map
             torch.nn.init.normal_(parameter, std=0.05)
-    return model.eval()
+    return pickle.dumps(model.eval())
 
 
 def saved_policy(folder: Path) -> tuple[str, str]:

@@ -101,8 +101,8 @@ def kill_at_random_instants(parent: subprocess.Popen[str], tmp_path: Path, times
         check(run_dir, write_and_kill(parent, run_dir, rng.uniform(0, 0.2)))
 
 
-def test_twenty_kills_lose_nothing_that_was_committed(parent: subprocess.Popen[str], tmp_path: Path):
-    kill_at_random_instants(parent, tmp_path, 20)
+def test_eight_kills_lose_nothing_that_was_committed(parent: subprocess.Popen[str], tmp_path: Path):
+    kill_at_random_instants(parent, tmp_path, 8)
 
 
 @pytest.mark.stress

@@ -26,6 +26,7 @@ from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.write import sink
 from grpo_tui.engine.runs.write.writer import RunWriter
+from tests.forked import ForkedProcess
 
 from .conftest import make
 from .hub_server import hub_of
@@ -292,8 +293,10 @@ def test_a_run_and_rollouts_on_the_hub(recorded: Recorded, reader: RunReader, tm
     def shown(*arguments: str, **environment: str) -> tuple[int, str, str]:
         command = [sys.executable, "-m", "grpo_tui.tui.cli", *arguments]
         given = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf"), **environment}
-        done = subprocess.run(command, env={"HF_ENDPOINT": hub.address, **given}, capture_output=True, text=True)
-        return done.returncode, done.stdout, done.stderr
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = ForkedProcess(command, env={"HF_ENDPOINT": hub.address, **given}, light=True, **pipes)
+        out, error = process.communicate()
+        return process.wait(), out, error
 
     with hub_of(tmp_path / "hub") as hub:
         run = "hf://datasets/me/runs/one"

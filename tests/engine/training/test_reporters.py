@@ -12,6 +12,7 @@ from grpo_tui.engine.record.reporters import ReportError
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
 from grpo_tui.engine.training.rft import run_rft
+from tests.repeated import lighten_wandb
 
 from .runs import make_run
 
@@ -27,6 +28,7 @@ def reporting(folder: Path, names: list[str], **logging: Any) -> Path:
 def test_tensorboard_and_wandb_get_the_metrics_of_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("tensorboard")
     pytest.importorskip("wandb")
+    lighten_wandb()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-not-found]
 
     monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
