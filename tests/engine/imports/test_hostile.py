@@ -175,7 +175,7 @@ def test_pipes_and_devices_in_a_folder_are_not_waited_for(tmp_path: Path, opened
 def test_a_zip_bomb_is_not_unpacked(tmp_path: Path):
     bomb = tmp_path / "a.eval"
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("samples/a.json", b'{"a":"' + b"0" * (100 << 20) + b'"}')
+        archive.writestr("samples/a.json", b'{"a":"' + b"0" * (40 << 20) + b'"}')
     data = bytearray(bomb.read_bytes())
     at = data.rfind(b"PK\x01\x02")
     struct.pack_into("<I", data, at + 24, 1000)  # it says that it is small
@@ -262,22 +262,30 @@ KEYS = (
 documents = st.dictionaries(st.sampled_from(KEYS), json_values, min_size=1, max_size=8)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(documents, min_size=1, max_size=6))
-def test_any_json_is_opened_or_passed_over(tmp_path_factory: pytest.TempPathFactory, made: list[dict[str, Any]]):
-    folder = tmp_path_factory.mktemp("fuzz")
-    file = folder / "a.jsonl"
-    file.write_text(line() + "".join(json.dumps(d) + "\n" for d in made))
-    with Indexer(file, folder / "index", Options()) as indexer:
-        assert not indexer.advance()
-        assert indexer.store.last_n() >= 1
-        indexer.make_searchable()
+@pytest.mark.parametrize("examples", [25, pytest.param(500, marks=pytest.mark.stress)])
+def test_any_json_is_opened_or_passed_over(tmp_path_factory: pytest.TempPathFactory, examples: int):
+    @settings(max_examples=examples, deadline=None)
+    @given(st.lists(documents, min_size=1, max_size=6))
+    def check(made: list[dict[str, Any]]) -> None:
+        folder = tmp_path_factory.mktemp("fuzz")
+        file = folder / "a.jsonl"
+        file.write_text(line() + "".join(json.dumps(d) + "\n" for d in made))
+        with Indexer(file, folder / "index", Options()) as indexer:
+            assert not indexer.advance()
+            assert indexer.store.last_n() >= 1
+            indexer.make_searchable()
+
+    check()
 
 
-@settings(max_examples=150, deadline=None)
-@given(documents)
-def test_detecting_never_fails(document: dict[str, Any]):
-    format_of(document, Origin(Path("/x/a.jsonl"), Path("/x")), FORMATS)
+@pytest.mark.parametrize("examples", [60, pytest.param(1500, marks=pytest.mark.stress)])
+def test_detecting_never_fails(examples: int):
+    @settings(max_examples=examples, deadline=None)
+    @given(documents)
+    def check(document: dict[str, Any]) -> None:
+        format_of(document, Origin(Path("/x/a.jsonl"), Path("/x")), FORMATS)
+
+    check()
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -5,14 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[3]
+from tests.forked import ROOT, ForkedProcess
 
 
 def run(*arguments: object) -> str:
-    done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = ForkedProcess([sys.executable, *map(str, arguments)], cwd=ROOT, **pipes)
+    printed, trouble = process.communicate(timeout=120)
+    assert process.wait() == 0, trouble
+    return printed
 
 
 def test_a_synthetic_run_is_built_by_the_writer_and_read(tmp_path: Path):

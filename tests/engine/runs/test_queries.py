@@ -128,10 +128,11 @@ def size(request, monkeypatch) -> str:
     return request.param
 
 
-def test_pages_neighbours_and_counts_equal_a_plain_reading(recorded, known, size):
+@pytest.mark.parametrize("examples", [40, pytest.param(400, marks=pytest.mark.stress)])
+def test_pages_neighbours_and_counts_equal_a_plain_reading(recorded, known, size, examples: int):
     reader = RunReader(recorded[0])
 
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=examples, deadline=None)
     @given(expressions(), st.sampled_from(SEARCHES), st.sampled_from(sorted(SORTS)), st.booleans(), st.randoms())
     def check(expression: tuple[str, Test], search: tuple[str, Test], sort: str, descending: bool, rng: random.Random):
         matching = [k for k in known if expression[1](k) and search[1](k)]

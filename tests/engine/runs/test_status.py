@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -141,16 +142,20 @@ keys = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.dictionaries(keys, junk), st.dictionaries(keys, junk), st.dictionaries(keys, junk))
-def test_no_content_of_the_small_files_is_an_error(tmp_path_factory, run, own, launched):
-    run_dir = tmp_path_factory.mktemp("junk")
-    (run_dir / "processes").mkdir()
-    for name, data in (("run", run), ("processes/training", own), ("processes/training.launch", launched)):
-        (run_dir / f"{name}.json").write_text(json.dumps(data))
-    info = look(run_dir)
-    assert all(isinstance(text, str) for text in (info.id, info.mode, info.name, info.status))
-    assert isinstance(info.step, int) and isinstance(info.created, (int, float)) and isinstance(info.facts, dict)
+@pytest.mark.parametrize("examples", [60, pytest.param(600, marks=pytest.mark.stress)])
+def test_no_content_of_the_small_files_is_an_error(tmp_path_factory: pytest.TempPathFactory, examples: int):
+    @settings(max_examples=examples, deadline=None)
+    @given(st.dictionaries(keys, junk), st.dictionaries(keys, junk), st.dictionaries(keys, junk))
+    def check(run: dict[str, Any], own: dict[str, Any], launched: dict[str, Any]) -> None:
+        run_dir = tmp_path_factory.mktemp("junk")
+        (run_dir / "processes").mkdir()
+        for name, data in (("run", run), ("processes/training", own), ("processes/training.launch", launched)):
+            (run_dir / f"{name}.json").write_text(json.dumps(data))
+        info = look(run_dir)
+        assert all(isinstance(text, str) for text in (info.id, info.mode, info.name, info.status))
+        assert isinstance(info.step, int) and isinstance(info.created, (int, float)) and isinstance(info.facts, dict)
+
+    check()
 
 
 def test_words_from_before_a_resume_do_not_count(run_dir: Path):

@@ -13,6 +13,7 @@ import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +25,7 @@ from grpo_tui.engine.runs.write import writer as writer_module
 from grpo_tui.engine.runs.write.store import RecordStore
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.cli.doctor import disk
+from tests.forked import ForkedProcess
 
 
 @pytest.fixture(autouse=True)
@@ -70,14 +72,12 @@ def test_a_full_disk_costs_rows_and_not_the_run(tmp_path: Path):
         """
     )
     folder = tmp_path / "run"
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(folder), str(Path(__file__).parent)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    dropped = int(done.stdout.split()[0])
+    command = [sys.executable, "-c", script, str(folder), str(Path(__file__).parent)]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = ForkedProcess(command, light=True, **pipes)
+    printed, told = process.communicate(timeout=120)
+    assert process.wait() == 0, told
+    dropped = int(printed.split()[0])
     with RunReader(folder) as reader:
         assert reader.info().status == "finished" and not reader.problems
         assert reader.bodies.trajectory("after").trajectory.id == "after"
@@ -88,7 +88,7 @@ def test_a_full_disk_costs_rows_and_not_the_run(tmp_path: Path):
         assert sum(e.data["dropped"] for e in events) == dropped
         metrics = len(reader.metrics.points("a"))
         assert reader.rollouts.total() + metrics + dropped == 50 + 198 * 51 + 1
-    said = [line for line in done.stderr.splitlines() if "training continues" in line]
+    said = [line for line in told.splitlines() if "training continues" in line]
     assert 1 <= len(said) <= 3
     assert all("disk" in line for line in said)
 

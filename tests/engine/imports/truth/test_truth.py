@@ -23,7 +23,7 @@ WRITERS = (*TRAINERS, *AGENTS, *ENVIRONMENTS)
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
-@pytest.mark.parametrize("examples", [6, pytest.param(100, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("examples", [4, pytest.param(100, marks=pytest.mark.stress)])
 @pytest.mark.parametrize("writer", WRITERS, ids=str)
 def test_the_importer_returns_the_scenario(writer: Writer, examples: int):
     @settings(
