@@ -332,7 +332,7 @@ class Recorder:
                 },
             )
         except (OSError, TypeError, ValueError) as error:
-            self._lost(0, f"{self.run_dir}: {error}")
+            self._lost(0, f"{self.run_dir}: {getattr(error, 'strerror', None) or error}")
 
 
 def run_folder(run: str | os.PathLike[str] | None, runs_dir: str | os.PathLike[str] | None = None) -> Path:

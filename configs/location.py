@@ -1,4 +1,4 @@
-"""The path of a person's own settings. Loads nothing, because most people have none."""
+"""The user's folders for settings, caches and data. Loads nothing, because most people have no settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import os
 from pathlib import Path
 
 
+def user_folder(variable: str, default: str) -> Path:
+    """Return our folder in `$variable` (such as `XDG_CACHE_HOME`), else in `~/<default>`. It need not exist.
+
+    A relative `$variable` does not count, as the XDG specification requires. A user without a home, as in a container,
+    has the root folder.
+    """
+    given, home = os.environ.get(variable, ""), os.path.expanduser("~")
+    return Path(given if os.path.isabs(given) else os.path.join("/" if home == "~" else home, default)) / "grpo-tui"
+
+
 def personal_path() -> Path:
     """Return `$XDG_CONFIG_HOME/grpo-tui/config.yaml`, by default under `~/.config`. It need not exist."""
-    home = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(home) if home else Path.home() / ".config") / "grpo-tui" / "config.yaml"
+    return user_folder("XDG_CONFIG_HOME", ".config") / "config.yaml"

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from ...configs.location import user_folder
 from ..runs.durable import read_json, try_lock, write_json
-from ..runs.paths import RUN_FILE, user_folder
-from .errors import DumpError
+from ..runs.paths import RUN_FILE
+from .errors import DumpError, reason_of
 from .options import Options
 from .values import number
 
@@ -70,7 +71,7 @@ def readable_errors() -> Iterator[None]:
             where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
             if not where or not (where.startswith(home) or home.startswith(where)):
                 raise
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error)
         if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
             raise DumpError(f"the index of a dump in {home} is damaged ({reason}): delete that folder") from error
         raise DumpError(

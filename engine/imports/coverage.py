@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .errors import DumpError
+from .errors import DumpError, reason_of
 
 UNASKED_TEXT = 256 << 20
 """Bytes of rollouts whose texts are indexed before anybody searches."""
@@ -52,7 +52,7 @@ def reason_kept(folder: Path) -> Iterator[None]:
         try:
             yield
         except (DumpError, OSError, sqlite3.Error) as error:
-            why = getattr(error, "strerror", None) or str(error)
+            why = reason_of(error)
             with contextlib.suppress(OSError):
                 file.seek(0)
                 file.write(why.encode()[:_REASON_BYTES])

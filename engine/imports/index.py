@@ -29,7 +29,7 @@ from .containers.base import stat_of
 from .convert import record_of
 from .copies import damage_of
 from .dump import PlacedItems, files_of, formats_of
-from .errors import DumpError
+from .errors import DumpError, reason_of
 from .format import NOT_WRITTEN, Format, Origin
 from .index_store import PROBLEMS, IndexStore
 from .options import Options
@@ -328,7 +328,7 @@ class Indexer(AbstractContextManager["Indexer"]):
             container = container_of(Path(path)) if size else None
             name = container.name if container is not None else ""
         except (DumpError, OSError) as error:
-            self.tables.skip(path, None, str(error).removeprefix(f"{path}: "))
+            self.tables.skip(path, None, reason_of(error).removeprefix(f"{path}: "))
         self.db.execute(
             "INSERT INTO sources (path, container, size, changed, position, line, done) VALUES (?, ?, ?, ?, 0, 0, ?)",
             (path, name, size, changed, int(not name)),
@@ -352,7 +352,7 @@ class Indexer(AbstractContextManager["Indexer"]):
                     yield
             part.commit(done=True)
         except (DumpError, OSError) as error:
-            part.problems.append((None, str(error).removeprefix(f"{path}: ")))
+            part.problems.append((None, reason_of(error).removeprefix(f"{path}: ")))
             part.commit(done=True)
         yield
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import time
 from dataclasses import fields
@@ -81,7 +82,7 @@ class RunIndex:
 
 def is_run(path: Path) -> bool:
     """Return whether a folder holds a run."""
-    return any((path / name).is_file() for name in (RUN_FILE, DATABASE, CONFIG_FILE))
+    return any(os.path.isfile(path / name) for name in (RUN_FILE, DATABASE, CONFIG_FILE))
 
 
 def _times(folder: Path) -> Times:
@@ -135,6 +136,8 @@ def find_run(runs_dir: Path, ref: str | os.PathLike[str]) -> RunInfo:
     if text in names:
         return look(runs_dir / text)
     found = [n for n in names if n.startswith(text)] or [n for n in names if text and n.endswith(text)]
+    if text in _folders(runs_dir) and not os.access(runs_dir / text, os.X_OK):
+        raise RunNotFound(f"{runs_dir / text} cannot be read: {os.strerror(errno.EACCES)}")
     if not found:
         found = [n for n in names if text and read_json(runs_dir / n / RUN_FILE).get("name") == text]
     if len(found) == 1:

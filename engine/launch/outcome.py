@@ -101,7 +101,7 @@ def alert_sender(run_dir: Path) -> AlertSender | None:
     """Return the sender of a run's alerts; None if the user configured none. Invalid settings only disable alerts."""
     from ...configs.location import personal_path
 
-    if not personal_path().is_file():
+    if not os.path.isfile(personal_path()):
         return None
     from ...configs.errors import ConfigError
     from ...configs.personal import load_personal

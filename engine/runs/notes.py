@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...configs.location import user_folder
 from .durable import json_object, read_as, read_json
-from .paths import RUN_FILE, user_folder
+from .paths import RUN_FILE
 from .remote.address import address_of
 
 NOTES_FILE = "notes.jsonl"

@@ -30,11 +30,6 @@ def runs_dir(cli_value: str | os.PathLike[str] | None = None) -> Path:
     return Path.cwd() / "runs"
 
 
-def user_folder(variable: str, default: str) -> Path:
-    """Return our folder in `$variable` (such as `XDG_CACHE_HOME`), else in `~/<default>`. It need not exist."""
-    return Path(os.environ.get(variable) or Path.home() / default) / "grpo-tui"
-
-
 def network_file_system(path: Path) -> str:
     """Return the type of the network file system that holds `path`, such as `nfs4`; empty for a local disk.
 

@@ -7,6 +7,7 @@ because neighbours in a group share their prompt. `search` is a full-text index 
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from contextlib import closing
@@ -160,15 +161,19 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     problem: Exception | None = None
     # A read-only disk allows no -shm file. Then nobody can write to the record, so open it as immutable.
     for suffix in ("mode=ro", "mode=ro&immutable=1"):
-        db = sqlite3.connect(f"file:{location}?{suffix}", uri=True, isolation_level=None, check_same_thread=False)
+        db = None
         try:
+            db = sqlite3.connect(f"file:{location}?{suffix}", uri=True, isolation_level=None, check_same_thread=False)
             db.execute("PRAGMA cache_size = -4096")
             db.execute("PRAGMA busy_timeout = 2000")
             db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             return db
         except (sqlite3.Error, UnicodeDecodeError) as error:  # UnicodeDecodeError: sqlite3 quotes a damaged schema
             problem = error
-            db.close()
+            if db is not None:
+                db.close()
+    if not os.access(path, os.R_OK):
+        problem = PermissionError(os.strerror(errno.EACCES))
     raise RecordDamaged(
         f"{path}: this record cannot be opened ({problem}); the run's config, logs and checkpoints are still there"
     )

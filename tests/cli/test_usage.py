@@ -194,6 +194,7 @@ def test_closed_streams_are_no_error(command: str, closed: str, tmp_path: Path) 
     [
         ("KeyboardInterrupt", 130, "interrupted"),
         ("PermissionError(13, 'Permission denied', 'runs')", 1, "runs cannot be used: Permission denied"),
+        ("OSError(5, 'Input/output error')", 1, "a file cannot be used: Input/output error"),
         ("SystemExit(1)", 1, ""),
         ("SystemExit('no such thing')", 1, "no such thing"),
         ("BrokenPipeError", 0, ""),

@@ -20,6 +20,7 @@ PLAIN_DATA = (
     "envs.tools",
     "rewards.breakdown",
     "configs.errors",
+    "configs.location",
     "configs.metric_names",
     "configs.plain_data",
 )

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from ...configs.location import user_folder
 from ...engine.runs.durable import replace_file
 from .data import Reads
 from .destinations import Destination
@@ -26,8 +26,7 @@ class Memory:
     """A dictionary stored on disk."""
 
     def __init__(self, path: Path | None = None) -> None:
-        base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-        self.path = path or Path(base) / "grpo-tui" / "app.json"
+        self.path = path or user_folder("XDG_STATE_HOME", ".local/state") / "app.json"
         self.values: dict[str, object] = {}
         with contextlib.suppress(OSError, ValueError):
             loaded = json.loads(self.path.read_text(encoding="utf-8"))

@@ -272,7 +272,7 @@ def services() -> Iterator[Fact]:
     """Yield the configured services. Nothing is sent to them."""
     kept = b""
     with suppress(OSError):
-        kept = (Path.home() / ".netrc").read_bytes()
+        kept = Path(os.path.expanduser("~/.netrc")).read_bytes()
     if os.environ.get("WANDB_API_KEY") or b"api.wandb.ai" in kept:
         yield Fact("good", "wandb has an API key")
     else:

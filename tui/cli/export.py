@@ -49,7 +49,7 @@ def export(
     importers: Importers = None,
     *,
     home: Home,
-) -> None:
+) -> ExitCode:
     """Write the trajectories of a run, or of a dump of another framework, with their rewards, to a file.
 
     jsonl, parquet: everything. messages: conversations for `sft.data` of `--mode sft`. openai, sharegpt: conversations
@@ -57,7 +57,8 @@ def export(
     rollout of each group, for TRL's DPOTrainer. inspect: a log of inspect-ai. atif, sts: a folder with one file per
     rollout, as ATIF or as sessions of the trace viewer of the Hugging Face Hub.
 
-    Unrecorded numbers are null. `recomputed` holds an advantage that was computed from the rewards of the group.
+    Unrecorded numbers are null. `recomputed` holds an advantage that was computed from the rewards of the group. If a
+    part of the record cannot be read, the rest is written, and the exit code is 1.
     """
     from ..exporting.formats import FORMATS
 
@@ -78,6 +79,7 @@ def export(
     try:
         with opened(info) as reader:
             count = chosen.write(part, _rollouts(reader, filter_ or "", best), info)
+            problems = reader.problems
         os.replace(part, out)
     except OSError as error:
         fail(f"--out: {out} cannot be written: {error.strerror}")
@@ -86,9 +88,10 @@ def export(
     what = "trajectory" if count == 1 else "trajectories"
     what = f"{'pair' if count == 1 else 'pairs'} of trajectories" if format_ is Format.dpo else what
     say(f"wrote {count:,} {what} to {out}")
+    return ExitCode.FAILED if problems else ExitCode.OK
 
 
-def _print(chosen: ExportFormat, info: RunInfo, filter_: str, best: bool) -> None:
+def _print(chosen: ExportFormat, info: RunInfo, filter_: str, best: bool) -> ExitCode:
     if chosen.folder:
         fail("--out -: this format writes a folder; give a folder", ExitCode.USAGE)
     if sys.stdout.isatty():  # texts of a model may hold codes for the terminal
@@ -98,6 +101,7 @@ def _print(chosen: ExportFormat, info: RunInfo, filter_: str, best: bool) -> Non
         chosen.write(part, _rollouts(reader, filter_, best), info)
         with part.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)
+        return ExitCode.FAILED if reader.problems else ExitCode.OK
 
 
 def _rollouts(reader: RunReader, filter_: str, best: bool) -> Iterator[Whole]:

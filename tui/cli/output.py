@@ -31,8 +31,8 @@ class ExitCode(IntEnum):
     """Ctrl-C. The run was asked to save and stop."""
 
 
-_OF_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.ESTALE)
-"""Errors of a file that are the fault of its place, not of this program."""
+_OF_FILES = "EACCES", "EPERM", "EROFS", "EIO", "ENAMETOOLONG", "ELOOP", "ENOTDIR", "ESTALE"
+"""Names of errors of a file that are the fault of its place, not of this program."""
 
 
 class CliError(GrpoTuiError):
@@ -102,8 +102,9 @@ def ended_by(error: BaseException) -> int:
         warn(f"the output cannot be written: {error.strerror}{where}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.FAILED
-    if isinstance(error, OSError) and error.filename and error.errno in _OF_FILES:
-        warn(f"{error.filename} cannot be used: {error.strerror}")
+    name = errno.errorcode.get(error.errno or 0) if isinstance(error, OSError) else None
+    if isinstance(error, OSError) and name in _OF_FILES and (error.filename or name == "EIO"):
+        warn(f"{error.filename or 'a file'} cannot be used: {error.strerror}")
         return ExitCode.FAILED
     if str(error) == "Could not determine home directory.":  # as pathlib says
         warn("a path begins with ~ and an unknown user name: write the whole path, or ./~ for a file of that name")
@@ -150,7 +151,7 @@ def _strict(value: Any) -> object:
 
 def own_importers() -> Sequence[str]:
     """Return the importers of the personal settings. Nothing is loaded if there are none."""
-    if not personal_path().is_file():
+    if not os.path.isfile(personal_path()):
         return ()
     from ...configs.personal import load_personal
 

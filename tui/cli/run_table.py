@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ...engine.runs.types import RunInfo
 from ..app.run_list import RunRow, by_configuration, looked_into, seeds_line
 from ..format import ago, number, step_text, within
 from ..text import line
-from .output import fail, json_line, say
+from .output import json_line, say
 
 HEADS = ("run", "status", "mode", "environment", "model", "step", "reward", "success", "age")
 
@@ -40,8 +40,8 @@ def print_runs(runs_dir: Path | None, *, as_json: bool = False) -> None:
             say(json_line(facts(run)))
         return
     if not found:
-        if home.exists() and not os.access(home, os.R_OK | os.X_OK):
-            fail(f"{home} cannot be read: {os.strerror(errno.EACCES)}")
+        with suppress(FileNotFoundError):
+            os.listdir(home)
         say(f"no runs in {home} yet; start one with `grpo-tui train`")
         return
     rows: list[tuple[str, ...]] = [HEADS]

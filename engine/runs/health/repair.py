@@ -61,6 +61,7 @@ def repair(run_dir: Path) -> Repaired:
         RecordStore(path).close()
         _correct_counts(run_dir, 0)
         return Repaired(0, expected, 0, 0, None)
+    path.open("rb").close()  # another user's record is not damaged
     headless = False
     try:
         connect_reader(path).close()

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ....configs.location import user_folder
 from ..errors import RecordError
 from ..masking import mask_text
-from ..paths import DATABASE, user_folder
+from ..paths import DATABASE
 
 _PACKAGES = {
     "hf": "huggingface_hub",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -92,7 +93,7 @@ class RunsScreen(TableScreen):
         p = self.palette
         left = Line(p).add("grpo-tui", p.title).add(" · runs in ", p.muted)
         folder = str(self.shell.runs_dir)
-        home = str(Path.home())
+        home = os.path.expanduser("~")
         folder = "~" + folder[len(home) :] if folder.startswith(home + "/") else folder
         marked = self._marked(width - 40)
         left.add(folder, p.text, most=max(4, width - 48 - marked.width))
