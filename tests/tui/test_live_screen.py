@@ -158,6 +158,19 @@ async def test_a_log_scale_and_time_or_tokens_along_the_chart(run: Path) -> None
         assert app.screen.chart.x_name == "step" and "log scale" not in app.text
 
 
+@pytest.mark.parametrize("steps", [(1 << 60,), (1, 1 << 60, (1 << 60) + 1), (1, 1 << 62, (1 << 63) - 1)])
+async def test_keys_of_the_chart_take_huge_steps(tmp_path: Path, steps: tuple[int, ...]) -> None:
+    writer = RunWriter(tmp_path / "run")
+    for step in steps:
+        writer.metrics(step, {"train/loss": 0.5, "tokens/total": 9.0})
+    writer.close()
+    async with running(tmp_path, Live(tmp_path / "run")) as app:
+        app.screen.look_at(replace(app.screen.chart_view, chosen=("train/loss",)))
+        for key in (*["plus"] * 66, "l", "h", "minus", "t", "plus", "t", "plus", "L"):
+            await app.press(key)
+        assert "train/loss" in await app.press("0", "M")
+
+
 async def test_smoothing_zoom_and_panning(run: Path) -> None:
     async with running(run.parent, Live(run)) as app:
         screen = app.screen

@@ -27,7 +27,7 @@ class Metrics:
         id_ = self._record.scalar("SELECT id FROM metric_names WHERE name = ?", (name,))
         if id_ is None:
             return []
-        until = LAST_STEP if until_step is None else until_step
+        until = LAST_STEP if until_step is None else min(until_step, LAST_STEP)
         if max_points is not None and (width := self._width(id_, after_step, until, max_points)) > 1:
             return self._means(id_, after_step, until, width)
         sql = "SELECT step, value FROM metrics WHERE name = ? AND step > ? AND step <= ? ORDER BY step"

@@ -156,7 +156,8 @@ class Chart(Pane):
             max(clamp(s.xs[-1]) for _, s in drawn),
         )
         if xs[1] <= xs[0]:
-            xs = (max(0.0, xs[0] - 1), xs[1] + 1)
+            wide = max(1.0, 1e-12 * xs[1])  # a huge step plus 1 is the same number
+            xs = (max(0.0, xs[0] - wide), xs[1] + wide)
         share, rest = divmod(rows, len(groups))
         y_axes = [_YAxis(group, share + (i < rest) - 1, self.log) for i, group in enumerate(groups)]
         margin = max(axis.width for axis in y_axes) + 1
