@@ -296,6 +296,7 @@ def test_the_header_is_whole_or_absent_at_every_width(
     reading = Reading(info, latest={}, seconds_a_step=pace)
     left, right = header(PALETTE, "20261122-063000-abcdef", Requests(reading), 1e9, width)
     assert left.width + right.width + 8 <= max(width, 16) and not CUT.search(right.plain)
+    assert width < 80 or header(PALETTE, "1120-0949-k3f9", Requests(reading), 1e9, width)[0].plain[13:14] == "9"
     if width >= enough and status == "running":
         assert "rollouts 128/512" in right.plain and "14 s ago" in right.plain and f"{step:,}/" in right.plain
 

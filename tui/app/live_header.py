@@ -21,8 +21,8 @@ class HeaderField(NamedTuple):
     gap: int = 2
 
 
-_NAME = 6
-"""Cells reserved for the run's name. The rest of it gives way to the progress."""
+_NAME, _PROGRESS = 6, 56
+"""Cells for the run's name, and for the progress before the name gets more. At 80 columns an id is whole."""
 _BORDER = 8
 """Cells that the frame takes on both sides of the header."""
 _QUIET = 60.0
@@ -36,7 +36,7 @@ def header(palette: Palette, name: str, requests: Requests | None, now: float, w
         return Line(p).add(name, p.title, most=20), Line(p).add("reading…", p.faint)
     reading = requests.reading
     room = max(8, width - _BORDER)
-    right = fit(p, _where(p, requests, now, width), room - min(len(name), _NAME))
+    right = fit(p, _where(p, requests, now, width), room - min(len(name), max(_NAME, room - _PROGRESS)))
     info = reading.info
     left = Line(p).add(name, p.title, most=max(1, min(24, room - right.width)))
     for text in (info.mode, info.environment, info.model, info.name):
