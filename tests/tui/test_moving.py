@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,15 @@ from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
-from grpo_tui.tui.app.destinations import Destination, Live, Runs, Stepper, Trajectories
+from grpo_tui.tui.app.data import Reads
+from grpo_tui.tui.app.destinations import Destination, Groups, Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.rollout_columns import route, shared_beginning, telling
+from grpo_tui.tui.app.screens import runs as runs_screen
 from grpo_tui.tui.app.screens.base import PagedScreen
 from grpo_tui.tui.app.screens.dialogs import ConfirmDialog
 
 from .demo_run import make_run
-from .drive import running, settle
+from .drive import make_app, running, settle
 
 
 async def test_the_dashboard_and_back_leave_filter_order_and_row(run: Path) -> None:
@@ -93,6 +96,15 @@ async def test_ids_steps_and_screens_are_places_too(run: Path) -> None:
         await app.type("99999")
         text = await app.press("enter")
         assert app.view == "live" and "it has numbers 1 to 320" in text
+
+
+async def test_a_run_has_one_dashboard(run: Path) -> None:
+    async with running(run.parent, Live(run)) as app:
+        for path in ((), ("enter",), ("enter", "enter", "g")):
+            await app.press(*path, "colon")
+            await app.type("live")
+            text = await app.press("enter")
+            assert app.view == "live" and "ab12 · rft" in text and len(app.app.screen_stack) == 1
 
 
 async def test_groups_and_rollouts_have_orders_of_their_own(run: Path) -> None:
@@ -342,6 +354,38 @@ async def test_keys_pressed_while_a_rollout_is_read_are_not_lost(run: Path, monk
         go_on.set()
         await settle(app.pilot)
         assert app.screen.n == 8
+
+
+@pytest.mark.parametrize(
+    ("start", "key", "view"),
+    [
+        (Runs, "enter", "trajectories"),
+        (Runs, "l", "live"),
+        (Trajectories, "enter", "stepper"),
+        (Groups, "enter", "stepper"),
+    ],
+)
+async def test_a_key_pressed_before_a_list_is_read_acts_once_it_is_there(
+    run: Path, monkeypatch: pytest.MonkeyPatch, start: Any, key: str, view: str
+) -> None:
+    go_on, load, later = threading.Event(), runs_screen.load, Reads.later
+
+    def slowly(*arguments: Any) -> Any:
+        go_on.wait(30)
+        return load(*arguments)
+
+    async def slow(self: Reads, read: Callable[[RunReader], Any]) -> Any:
+        await asyncio.to_thread(go_on.wait, 30)
+        return await later(self, read)
+
+    monkeypatch.setattr(runs_screen, "load", slowly)
+    monkeypatch.setattr(Reads, "later", slow)
+    app = make_app(run.parent, start() if start is Runs else start(run))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.press(key)
+        go_on.set()
+        await settle(pilot)
+        assert getattr(app.screen, "view", "") == view
 
 
 async def test_a_timer_that_is_delivered_late_hides_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from ...engine.runs.errors import RecordError
 from ..text import line, literal
 from .bindings import RUNS, helps
 from .data import Reads
-from .destinations import FURTHER, Destination, Further, Runs
+from .destinations import FURTHER, Destination, Further, Live, Runs
 from .inside_textual import OwnOutputApp
 from .screens.base import AppScreen
 from .shell import Memory
@@ -98,9 +98,11 @@ class GrpoApp(OwnOutputApp):
 
     def open(self, destination: Destination, *, replace: bool = False) -> None:
         """Open a screen on top of the current one; with `replace`, in its place."""
-        below = self.screen_stack[-2] if len(self.screen_stack) > 1 else None
-        if not replace and isinstance(below, AppScreen) and below.destination == destination:
-            self.go_back()  # it is still there, in its last state
+        above = [getattr(screen, "destination", None) for screen in reversed(self.screen_stack)]
+        one = isinstance(destination, (Live, Runs))  # a single dashboard of a run, a single list
+        if not replace and destination in (above if one else above[1:2]):
+            for _ in range(above.index(destination)):
+                self.go_back()  # it is still there, in its last state
             return
         try:
             screen = self._screen_for(destination)

@@ -142,7 +142,7 @@ class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
     # -- keys ---------------------------------------------------------------------------------------------------
 
     def action_open(self) -> None:
-        row, shown = self.table.current, [b.span for b in self.found if b.span is not None]
+        row, shown = self.table.wanted(self.action_open), [b.span for b in self.found if b.span is not None]
         if row is None:
             return
         terms = [f"({self.list_query.filter})"] if self.list_query.filter else []

@@ -149,7 +149,7 @@ class GroupsScreen(GrowingScreen, QueryList):
         ]
 
     def action_open(self) -> None:
-        row = self.table.current
+        row = self.table.wanted(self.action_open)
         if row is not None:
             self.shell.open(Stepper(self.reads.path, row.first_n))
 

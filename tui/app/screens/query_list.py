@@ -109,12 +109,12 @@ class QueryList(TableScreen):
         self.shell.open(Scatter(self.reads.path, Query(self.list_query.filter, self.list_query.search)))
 
     def action_over_steps(self) -> None:
-        row, n = self.table.current, self.number
+        row = self.table.wanted(self.action_over_steps)
         if row is not None and row.prompt_id:
-            self.shell.open(Groups.of_prompt(self.reads.path, row.prompt_id, n))
+            self.shell.open(Groups.of_prompt(self.reads.path, row.prompt_id, self.number))
 
     def action_side_by_side(self) -> None:
-        if self.number:
+        if self.table.wanted(self.action_side_by_side) is not None:
             self.shell.open(SideBySide(self.reads.path, self.number))
 
     def action_filter(self) -> Awaitable[None] | None:

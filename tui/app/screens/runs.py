@@ -222,7 +222,7 @@ class RunsScreen(TableScreen):
 
     def action_open(self) -> None:
         """Open the dashboard of an active run; otherwise the last view, or the trajectories."""
-        row = self.current
+        row = self.table.wanted(self.action_open)
         if row is not None:
             live = row.info.active or self.shell.memory.run(row.info.id).get("view") == "live"
             self._go("live", Live) if live and not is_branch(row.info) else self.action_trajectories()
@@ -231,11 +231,12 @@ class RunsScreen(TableScreen):
         self._go("live", Live)
 
     def action_trajectories(self) -> None:
-        row = self.current
-        self._go("trajectories", Branching if row is not None and is_branch(row.info) else Trajectories)
+        row = self.table.wanted(self.action_trajectories)
+        if row is not None:
+            self._go("trajectories", Branching if is_branch(row.info) else Trajectories)
 
     def _go(self, view: str, destination_of: Callable[[Path], Destination]) -> None:
-        row = self.current
+        row = self.table.wanted(partial(self._go, view, destination_of))
         if row is not None:
             self.shell.memory.put("seen_hint", True)
             self.shell.memory.run(row.info.id)["view"] = view

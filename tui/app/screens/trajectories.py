@@ -192,11 +192,9 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
         self.preview.put(self.table.current)
 
     def action_open(self) -> None:
-        row = self.table.current
+        row = self.table.wanted(self.action_open)
         if row is not None:
             self.shell.open(Stepper(self.reads.path, row.n, self.list_query, find=needles(self.list_query.search)))
-        elif self.table.total:
-            self.table.when_there(self.action_open)
 
     def action_fold(self) -> None:
         row = self.table.current

@@ -65,13 +65,20 @@ class Table(Pane):
         self._columns: tuple[int, list[tuple[TableColumn, int]]] = (-1, [])
         self.marked: Callable[[Any], str] = lambda row: " "
         self._waiting: Callable[[], None] | None = None
+        self._known = False
+        """Whether the number of rows was read."""
 
-    def when_there(self, action: Callable[[], None]) -> None:
-        """Call an action once the current row is delivered, unless the cursor moves first."""
-        self._waiting = action
+    def wanted(self, again: Callable[[], None]) -> Any | None:
+        """Return the current row. While it is being read, call `again` once it is there, unless the cursor moves or the
+        user leaves the screen first."""
+        row = self.current
+        if row is None and (self.total or not self._known):
+            self._waiting = again
+        return row
 
     def reset(self, total: int, cursor: int = 0) -> None:
-        self.total = total
+        self.total, self._known = total, True
+        self._waiting = self._waiting if total else None
         self._pages.clear()
         self._requested = set()
         self.cursor = max(0, min(cursor, total - 1))
@@ -82,6 +89,7 @@ class Table(Pane):
     def put(self, rows: Sequence[object], cursor: int = 0) -> None:
         self.reset(len(rows), cursor)
         self._pages = {start // PAGE: rows[start : start + PAGE] for start in range(0, len(rows), PAGE)}
+        self._answer_wanted()
 
     def grow_to(self, total: int) -> None:
         if total != self.total:
@@ -101,9 +109,12 @@ class Table(Pane):
         self.repaint()
         if page * PAGE <= self.cursor < (page + 1) * PAGE:
             self.post_message(self.Moved())
-            if self._waiting is not None:
-                self.app.call_later(self._waiting)
-                self._waiting = None
+            self._answer_wanted()
+
+    def _answer_wanted(self) -> None:
+        if self._waiting is not None and self.frame is not None and self.app.screen is self.frame.screen:
+            self.app.call_later(self._waiting)
+        self._waiting = None
 
     def repaint(self) -> None:
         self._columns = (-1, [])
