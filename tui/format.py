@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -16,6 +17,12 @@ TRUE_MARK, FALSE_MARK, UNKNOWN_MARK = "✓", "✗", "·"
 MINUS = "−"
 _RESIDUE = 1e-12
 """Smaller absolute values are rounding errors of sums and are shown as zero."""
+_CUT_SHORT = re.compile("limit|max|length|trunc|error|exception|timeout|exceed|fail|abort|cancel|cost", re.IGNORECASE)
+
+
+def is_cut_short(stop_reason: str) -> bool:
+    """Return whether a stop reason (of any program) means that the agent did not end the rollout itself."""
+    return _CUT_SHORT.search(stop_reason) is not None
 
 
 def number(value: float | int | None, digits: int = 3, signed: bool = False) -> str:

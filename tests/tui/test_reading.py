@@ -178,6 +178,9 @@ def test_an_exit_code_is_shown_once(error: str, why: str, stands: bool) -> None:
     assert any(given.text == error for given in call_fields(call)) == stands
 
 
+LS = Call("bash", {"command": "ls\n", "timeout": 3})
+
+
 @pytest.mark.parametrize(
     ("step", "thought", "words"),
     [
@@ -188,10 +191,30 @@ def test_an_exit_code_is_shown_once(error: str, why: str, stands: bool) -> None:
          "Nothing else uses it."),
         (Step(0, "b", thought="a", action=None), "a", "b"),
         (Step(0, "<think>a", action=None), "a", ""),
+        (Step(0, "Look.\n```sh\nls\n```", thought="Look.", action="bash", calls=(LS,)), "", "Look."),
+        (Step(0, "Look.\n```\nls -a\n```", action="bash", calls=(LS,)), "", "Look.\n```\nls -a\n```"),
+        (Step(0, "<execute_bash>ls</execute_bash>", thought="b", action="bash", calls=(LS,)), "b", ""),
     ],
 )  # fmt: skip
 def test_thoughts_look_alike_wherever_they_are_written(step: Step, thought: str, words: str) -> None:
     assert said(step) == (thought, words)
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({}, [("expected", "red")]),
+        ({"correct": True, "stop_reason": "stop"}, [("✓ right", "")]),
+        ({"correct": False, "stop_reason": "stop"}, [("✗ wrong", ""), ("expected", "red")]),
+        ({"stop_reason": "stop"}, [("", "ended by stop"), ("expected", "red")]),
+        ({"stop_reason": "max_length"}, [("no answer", "ended by max_length"), ("expected", "red")]),
+        ({"steps": ()}, [("no answer", "ended by an unrecorded reason"), ("expected", "red")]),
+    ],
+)
+def test_a_last_text_counts_as_an_answer_unless_it_was_cut_short(given: Any, shown: list[tuple[str, str]]) -> None:
+    fields: Any = {"steps": (Step(0, "It is red.", action=None),), "expected": "red", "stop_reason": "", **given}
+    trajectory = Trajectory("a", "e", "p", "g", 0, "?", fields.pop("steps"), **fields)
+    assert [(f.name, f.text) for f in end_fields(trajectory)] == shown
 
 
 def test_plain_text_that_an_environment_took_as_answer_is_no_call_and_stands_once() -> None:

@@ -25,10 +25,12 @@ _CHANNEL = re.compile(
     re.S,
 )
 _WRITTEN = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.S)
+_BLOCK = re.compile(r"```[^\n`]*\n(?P<fenced>.*?)```|<(execute\w*|bash|code|command)>(?P<tagged>.*?)</\2>", re.S)
 
 
 def said(step: Step) -> tuple[str, str]:
-    """Return thought and text of a step, without calls. Thoughts come from a field, tags or a channel."""
+    """Return thought and text of a step, without calls. Thoughts come from a field, tags or a channel. A thought that
+    the text repeats is left out."""
     thoughts = [step.thought] if step.thought else []
     words = "" if step.action is not None and not step.calls and not step.is_text else step.text
     if step.thought and "<think" in step.thought:
@@ -44,10 +46,18 @@ def said(step: Step) -> tuple[str, str]:
         words = _TAGS.sub("", words)
     if step.calls:
         words = _WRITTEN.sub("", words)
+        words = _BLOCK.sub(lambda block: "" if _is_argument(block, step.calls) else block[0], words)
         if words == "\n".join(written(call) for call in step.calls):
             words = ""
     distinct = dict.fromkeys(text.strip() for text in thoughts)
-    return "\n\n".join(text for text in distinct if text), words.strip("\n")
+    return "\n\n".join(text for text in distinct if text not in words), words.strip("\n")
+
+
+def _is_argument(block: re.Match[str], calls: Sequence[Call]) -> bool:
+    """Return whether a block of text is a command or code that a call shows as well."""
+    text = (block["fenced"] or block["tagged"] or "").strip()
+    given = [call.arguments for call in calls if isinstance(call.arguments, Mapping)]
+    return any(isinstance(v, str) and v.strip() == text for arguments in given for v in arguments.values())
 
 
 def written(call: Call) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
@@ -10,14 +9,12 @@ from rich.style import Style
 
 from ...engine.runs.columns import COLUMNS, Column
 from ...engine.runs.types import TrajectoryRow
-from ..format import fitted, mark, version_text, whole
+from ..format import fitted, is_cut_short, mark, version_text, whole
 from .theme import Palette
 from .widgets.table import TableColumn
 
 _LEAST_SHARED = 12
 """The shortest common beginning of prompts, in characters, that is left out."""
-_CUT_SHORT = re.compile("limit|max|length|trunc|error|exception|timeout|exceed|fail|abort|cancel|cost", re.IGNORECASE)
-"""Stop reasons, also of other programs, for which the agent did not end the rollout itself."""
 
 
 def route(actions: Sequence[str]) -> str:
@@ -67,7 +64,7 @@ def rollout_columns(p: Palette, extras: Sequence[str], around: Sequence[Trajecto
         return f"✗{whole(row.penalties, 3)}" if row.penalties else "", p.warn
 
     def ended(row: TrajectoryRow) -> tuple[str, Style]:
-        return row.stop_reason, p.warn if _CUT_SHORT.search(row.stop_reason) else p.muted
+        return row.stop_reason, p.warn if is_cut_short(row.stop_reason) else p.muted
 
     is_split = any(row.split != "train" for row in around)
     advantage = TableColumn(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...engine.runs.types import Call, SeenImage, Step, Trajectory
-from ..format import duration
+from ..format import duration, is_cut_short
 from .calls import bare, brief, calls_of, ended, root_of, said, shown, summary, written
 
 
@@ -133,18 +133,22 @@ def end_fields(t: Trajectory) -> list[Field]:
     """Return the answer (unless it is the last text) and the expected one, or the reason for no answer."""
     fields: list[Field] = []
     correct = outcome(t)
+    sign, tone = {True: ("✓ right", "good"), False: ("✗ wrong", "bad"), None: ("answer", "text")}[correct]
+    ends_with_text = bool(t.steps) and not calls_of(t.steps[-1])
+    is_complete = ends_with_text and t.error is None and not is_cut_short(t.stop_reason)
     if t.answer is not None:
-        sign, tone = {True: ("✓ right", "good"), False: ("✗ wrong", "bad"), None: ("answer", "text")}[correct]
-        written = bool(t.steps) and t.steps[-1].text.strip() == t.answer.strip() and not calls_of(t.steps[-1])
+        written = ends_with_text and t.steps[-1].text.strip() == t.answer.strip()
         if not written:
             fields.append(Field(sign, t.answer, tone, "plain"))
         elif correct is not None:
             fields.append(Field(sign, "", tone, "plain"))
         if t.cut:
             fields.append(Field("cut", f"ended by {t.stop_reason} before the agent finished its turn", "warn", "plain"))
-    elif t.expected is not None or t.error is not None:
+    elif correct or (correct is False and is_complete):
+        fields.append(Field(sign, "", tone, "plain"))
+    elif t.error is not None or (t.expected is not None and not is_complete):
         fields.append(Field("no answer", f"ended by {t.stop_reason or 'an unrecorded reason'}", "warn", "plain"))
-    elif t.expected is None and t.stop_reason not in ("answer", "", "not recorded"):
+    elif t.stop_reason not in ("answer", "", "not recorded"):
         fields.append(Field("", f"ended by {t.stop_reason}", "muted", "plain"))
     if t.expected is not None and correct is not True:
         fields.append(Field("expected", t.expected, "good", "plain"))
