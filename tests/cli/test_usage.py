@@ -37,6 +37,7 @@ HERE = Path(__file__).parent
         (["inspect"], "RUN"),
         (["inspect", "~nobody-at-all/run"], "an unknown user name"),
         (["online", "--serve", "8000"], "--serve: online.serve: '8000' names no port"),
+        (["online", "--serve", "127.0.0.1:80000"], "--serve: online.serve: '127.0.0.1:80000' names no port up to"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, arguments: list[str], said: str):
