@@ -196,6 +196,13 @@ def test_the_same_object_keeps_its_mask():
     assert done.env_reward == 1.0
 
 
+def test_an_answer_to_a_question_without_a_known_answer_is_neither_right_nor_wrong():
+    env = visual()
+    task = {**task_of("bigger", env), "answer": None}
+    done = env.run_trial([task], ByteAgent(lambda *_: format_call("ANSWER", {"text": "red"})), 1)["trajectories"][0]
+    assert (done.answer, done.correct, done.env_reward) == ("red", None, 0.0)
+
+
 def test_tools_answer_from_the_pixels_whatever_the_scene_claims():
     env = visual()
     for kind in ("colour", "shape", "motion", "text", "bigger"):

@@ -220,8 +220,10 @@ class VisualEnv(MultiTurnEnv):
             case "ZOOM_IN":
                 return self._zoom_step(state, _box(arguments["box"]))
             case _:
-                answer = arguments["text"].strip()
-                correct = any(_normal(answer) == _normal(right) for right in _answers(state.task))
+                answer, known = arguments["text"].strip(), _answers(state.task)
+                if not known:
+                    return StepResult("", done=True, answer=answer)
+                correct = any(_normal(answer) == _normal(right) for right in known)
                 return StepResult("correct" if correct else "wrong", float(correct), True, answer, correct)
 
     def _segment_step(self, state: VisualState, x: int, y: int) -> StepResult:

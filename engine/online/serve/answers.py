@@ -96,7 +96,7 @@ def _correct(outcome: Vote, samples: Sequence[Rollout], shown: int | None) -> bo
     if not known:
         return None
     trajectory = samples[shown].trajectory if shown is not None else None
-    if trajectory is not None and trajectory.correct is not None:
+    if trajectory is not None:
         return trajectory.correct
     winner = canonical(outcome.answer)
     return winner is not None and any(canonical(t.expected) == winner for t in known)
