@@ -122,7 +122,7 @@ class FeedbackKeeper:
             raise ValueError(f"learning from it is no longer possible: {error}") from error
         task = learned.task
         prefix = f"Feedback {called} to request {request}: "
-        facts = {"request": request, "verdict": feedback.verdict, "answer": feedback.answer, "source": feedback.source}
+        facts = {"request": request, **feedback.model_dump(exclude={"id"})}
         if task is None:
             reason = "no sample has tokens to learn from" if engine.config.updates else "online.updates is off"
             self.event("feedback", f"{prefix}{reason}.", **facts)
@@ -257,7 +257,7 @@ def correct(engine: InferenceEngine, answer: Answer, text: str) -> Learned:
     if first.trajectory is None or not (answer.single or len(first.trajectory.steps) == 1):
         raise ValueError("only an answer of one turn can be corrected. Give the right answer as `answer`")
     *earlier, last = first.trajectory.steps
-    if last.calls:
+    if last.calls or not (answer.single or last.text.strip() == answer_of(first)):
         raise ValueError("a turn that calls tools cannot be corrected. Give the right answer as `answer`")
     if text.strip() == last.text.strip():  # the same tokens, once right and once wrong
         raise ValueError("the correction equals the answer. Give the verdict right")

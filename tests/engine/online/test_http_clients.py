@@ -157,6 +157,9 @@ def test_a_picture_becomes_a_file_and_nothing_else_is_fetched(world: World) -> N
     assert task["question"] == "What?"
     with Image.open(task["image"]) as picture:
         assert picture.size == (8, 6)
+    asked = [{"type": "input_text", "text": "What?"}, {"type": "input_image", "image_url": url, "detail": "auto"}]
+    world.client().responses.create(model="tiny", input=[{"role": "user", "content": asked}])  # type: ignore[list-item]
+    assert world.reached[-1].row.task_data["image"] == task["image"]
     before = len(world.reached)
     for bad in ("file:///etc/passwd", "/etc/passwd", "http://127.0.0.1/x.png", "data:image/png;base64,@@", url[:-30]):
         parts[1]["image_url"] = {"url": bad}

@@ -232,6 +232,19 @@ def test_a_majority_answer_that_is_not_the_first_sample_can_be_corrected() -> No
     assert task.experience.trajectories[1] == answer.samples[3].trajectory.id  # type: ignore[union-attr]
 
 
+def test_an_answer_that_is_only_a_part_of_its_turn_cannot_be_corrected() -> None:
+    made = engine()
+    answer = made.answer(requests(1), policy_version=3)[0]
+    call = said(answer.samples[0], "red")
+    assert call.trajectory is not None
+    [*_, step] = call.trajectory.steps
+    call = replace(
+        call, trajectory=replace(call.trajectory, steps=(replace(step, text="ANSWER(text='red')", calls=()),))
+    )
+    with pytest.raises(ValueError, match="Give the right answer as `answer`"):
+        correct(made, replace(answer, samples=[call], shown=0), "blue")
+
+
 def test_a_rating_of_a_vote_without_an_answer_judges_the_text_that_was_sent(tmp_path: Path) -> None:
     keeper, _ = keeper_of(engine(answer="json:answer"), tmp_path)
     made = keeper.live.engine

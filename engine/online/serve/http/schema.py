@@ -74,6 +74,7 @@ class ImagePart(Strict):
 
     type: Literal["image_url", "input_image"]
     image_url: ImageUrl | str
+    detail: Literal["auto", "low", "high"] | None = None
 
     @property
     def url(self) -> str:
