@@ -94,19 +94,19 @@ def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
     in_stds = rise / spread_of(batches)
     if in_stds <= limits.reward_rise or end - start > limits.success_rise or end > 0.99:
         return []
-    names = {n for b in batches for r in b.rollouts for n in r.contributions} or {"reward"}
+    names = sorted({n for b in batches for r in b.rollouts for n in r.contributions})
     rises = {n: _mean_component(after, n) - _mean_component(before, n) for n in names}
-    component = max(sorted(rises), key=lambda n: rises[n])
+    component = max(rises, key=lambda n: rises[n], default="")
+    mostly = f" {component} accounts for {rises[component] / rise:.0%} of the rise." if component else ""
     wrong = sorted((r for r in batches[-1].rollouts if not r.correct), key=lambda r: -total_of(r))
     return [
         Finding(
             f"reward rises, success does not: over {len(batches)} steps the mean reward rose by {rise:.3g} and "
-            f"success went from {start:.0%} to {end:.0%}. {component} accounts for {rises[component] / rise:.0%} of "
-            "the rise.",
+            f"success went from {start:.0%} to {end:.0%}.{mostly}",
             in_stds,
             limits.reward_rise,
             ids_of(wrong),
-            component,
+            component or "reward",
             began=after[0].step,
         )
     ]

@@ -82,9 +82,13 @@ def reward_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     if correlation is None or correlation >= ORDERED or _ordered(groups) > IN_ORDER:
         return []
     what = "right answers earn less than wrong ones" if correlation < -ORDERED else "rewards come from other rollouts"
+    what += ": check the order of rollouts between grader and reward, and the sign"
+    for name in sorted({n for r in rollouts_of(latest) for n in r.contributions}):
+        follows = correlation_within(groups, _verdict, lambda r, n=name: r.contributions.get(n, 0.0))
+        if follows is not None and follows >= ORDERED:
+            what = f"other components outweigh {name}, which follows the verdicts: lower their weights"
     message = (
-        f"{what}: check the order of rollouts between grader and reward, and the sign. The correlation of verdict and "
-        f"reward within groups is {correlation:.2f}, and it should be near 1."
+        f"{what}. The correlation of verdict and reward within groups is {correlation:.2f}, and it should be near 1."
     )
     return [Finding(message, correlation, ORDERED, ids_of(latest[-1].rollouts), began=latest[0].step)]
 

@@ -149,6 +149,9 @@ def test_reward_rising_while_success_does_not():
     assert "coherence accounts for 100% of the rise" in finding.message
     assert all(int(t.split("-")[1]) % 2 == 0 for t in finding.trajectories)  # wrong answers that were paid
     assert find("reward_without_success", batches[:9]) == []  # not before the window is full
+    without = [replace(b, rollouts=[replace(r, contributions={}) for r in b.rollouts]) for b in batches]
+    [finding] = find("reward_without_success", without)
+    assert "of the rise" not in finding.message, "the shares of unknown components"
 
 
 def test_reward_that_rises_with_success_is_fine():

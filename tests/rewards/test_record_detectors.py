@@ -399,6 +399,15 @@ def test_rewards_that_few_rollouts_reach_success_with_follow_the_verdicts():
     assert "reward_order" in {f.detector for f in warnings(turned)}
 
 
+def test_a_reward_whose_other_components_outweigh_the_verdict_is_not_out_of_order():
+    def styled(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
+        parts = {"accuracy": 0.1 * bool(r.correct), "style": (s * 7 + t * 5 + i * 3) % 11 / 2}
+        return replace(scored(r, sum(parts.values()), r.correct), contributions=parts)
+
+    [found] = [f for f in warnings(training(styled)) if f.detector == "reward_order"]
+    assert "outweigh accuracy" in found.message and "order of rollouts" not in found.message
+
+
 def test_a_reward_that_pays_for_short_texts_is_found_as_well():
     found = warnings(training(brevity_paid))
     assert found[0].detector == "length_reward" and "short texts" in found[0].message
