@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from grpo_tui.configs import metric_names as metric
 from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats.tables import VERL
+from grpo_tui.engine.imports.formats.trl import VERL_METRICS
 from grpo_tui.engine.imports.rollout import Rollout
 from grpo_tui.recorder import Recorder
 from grpo_tui.rewards.functions import Completions, RewardFunctionError, RewardFunctions
@@ -123,7 +123,7 @@ class _Logger:
 
     def log(self, data: Mapping[str, Any], step: int, *args: Any, **kwargs: Any) -> object:
         try:
-            numbers = {METRICS.get(k, k): float(v) for k, v in data.items() if isinstance(v, (int, float))}
+            numbers = {VERL_METRICS.get(k, k): float(v) for k, v in data.items() if isinstance(v, (int, float))}
             self.recorder.metrics(int(step), numbers)
         except Exception as error:
             self.recorder.failed(error)
@@ -173,18 +173,6 @@ def _functions(paths: tuple[str, ...], weights: tuple[float, ...] | None) -> Rew
     if len(weights) != len(paths):
         raise RewardFunctionError(f"{len(weights)} weights for {len(paths)} reward functions; each needs one")
     return RewardFunctions.load(dict(zip(paths, weights, strict=True)))
-
-
-METRICS = {
-    "critic/score/mean": metric.REWARD_MEAN,
-    "actor/kl_loss": metric.KL_MEAN,
-    "actor/pg_loss": metric.LOSS,
-    "actor/grad_norm": metric.GRAD_NORM,
-    "actor/lr": metric.LEARNING_RATE,
-    "actor/entropy": metric.ENTROPY,
-    "actor/pg_clipfrac": metric.CLIP_FRACTION,
-}
-"""verl's names for metrics that the dashboard shows. Other metrics keep verl's name."""
 
 
 def _rollout(row: Mapping[str, Any], step: int, split: str) -> Rollout:

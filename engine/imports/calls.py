@@ -9,7 +9,17 @@ from dataclasses import replace
 from .rollout import Call, Message
 from .values import mapping, parsed, text
 
-_TEXT_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.S)
+_TEXT_CALL = re.compile(
+    r"<tool_call>\s*(?P<hermes>.*?)\s*(?:</tool_call>|\Z)"
+    r"|(?:\[TOOL_CALLS\]|<\|python_tag\|>)\s*(?P<json>\[\s*\{.*\]|\{.*\})"  # Mistral, Llama
+    # Mistral, DeepSeek, Kimi
+    r"|(?:\[TOOL_CALLS\]|<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?|<\|tool_call_begin\|>(?:functions\.)?)"
+    r"(?P<name>[\w.-]{1,200})(?:\[CALL_ID\]\w+|:\d+)?"
+    r"(?:\[ARGS\]|<｜tool▁sep｜>|<\|tool_call_argument_begin\|>|\n```json\n)"
+    r"(?P<arguments>.*?)(?=\s*(?:```|<｜tool▁call▁end｜>|<\|tool_call_end\|>|\[TOOL_CALLS\]|\Z))",
+    re.S,
+)
+_CALL_MARKS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<｜tool▁call▁begin｜>", "<|tool_call_begin|>")
 _THINK = re.compile(r"\A\s*<think>(.*?)(?:</think>|\Z)", re.S)
 _FUNCTION = re.compile(r"<function=([^>\s]{1,200})>(.*?)(?:</function>|\Z)", re.S)
 _PARAMETER = re.compile(r"<parameter=([^>\s]{1,200})>\n?(.*?)\n?(?=</parameter>|<parameter=|\Z)", re.S)
@@ -41,7 +51,7 @@ def call(value: object) -> Call:
 
 def with_text_calls(message: Message) -> Message:
     """Add the calls and the thought found in an agent's text."""
-    if "<" not in message.text:
+    if "<" not in message.text and "[TOOL_CALLS]" not in message.text:
         return message
     thought = message.thought
     if not thought:
@@ -50,8 +60,12 @@ def with_text_calls(message: Message) -> Message:
             thought = match[1].strip()
         elif end and "<think>" not in before:  # the prompt ended with <think>
             thought = before.strip()
-    found = _TEXT_CALL.finditer(message.text) if "<tool_call>" in message.text else ()
-    calls = [call_ for match in found for call_ in _from_text(match[1])]
+    found = _TEXT_CALL.finditer(message.text) if any(mark in message.text for mark in _CALL_MARKS) else ()
+    calls = [
+        call_
+        for match in found
+        for call_ in ([call(match.groupdict())] if match["name"] else _from_text(match["json"] or match["hermes"]))
+    ]
     return replace(message, thought=thought, calls=(*message.calls, *calls)) if calls or thought else message
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from .containers.csv_rows import CsvRow
 from .format import Origin
-from .messages import completion, conversation, error_text, split
+from .messages import completion, conversation, error_text, langchain, message, split
 from .rollout import Item, Message, Rollout, Score
 from .values import Document, mapping, number, objects, text, whole
 
@@ -156,8 +156,9 @@ class Mapped:
         else:  # messages next to a completion are its prompt
             prompt = self.read_prompt(question) if question is not None else chat
             answers = self.read_completion(answered)
-        if isinstance(system, str) and system.strip() and not any(m.role == "system" for m in prompt):
-            prompt = (Message("system", system), *prompt)
+        if (system.strip() if isinstance(system, str) else system) and not any(m.role == "system" for m in prompt):
+            about = langchain(system) if isinstance(system, Mapping) else {"content": system}
+            prompt = (message({**about, "role": "system"}), *prompt)
         return prompt, answers
 
     def with_keys(self, keys: Mapping[str, str]) -> Mapped:

@@ -109,7 +109,9 @@ _TYPES = _PARTS | _LANGCHAIN.keys() | {"message", "reasoning", "function_call", 
 
 
 def langchain(item: Document) -> Document:
-    """Rewrite a LangChain message (serialised, dumped, or `{"type", "data"}`) as an OpenAI message."""
+    """Rewrite a message of Gemini or of LangChain (serialised, dumped, or `{"type", "data"}`) as an OpenAI message."""
+    if isinstance(parts := item.get("parts"), list) and "content" not in item:
+        return {**item, "content": [_gemini(part) if isinstance(part, Mapping) else part for part in parts]}
     if isinstance(item.get("kwargs"), Mapping) and "lc" in item:
         item = item["kwargs"]
     elif isinstance(item.get("data"), Mapping) and item.get("type") in _LANGCHAIN and "content" in item["data"]:
@@ -119,6 +121,21 @@ def langchain(item: Document) -> Document:
     about = item.get("response_metadata")
     stop = (about.get("finish_reason") or about.get("stop_reason")) if isinstance(about, Mapping) else None
     return {**item, "role": _LANGCHAIN[item["type"]], "finish_reason": stop or item.get("finish_reason")}
+
+
+def _gemini(part: Document) -> Document:
+    """Return a part of a Gemini message with its type, as Anthropic writes it."""
+    for key, value in part.items() if "type" not in part else ():
+        match key.replace("_", "").lower(), value:
+            case "functioncall", {}:
+                return {"type": "tool_use", **value}
+            case "functionresponse", {}:
+                return {"type": "tool_result", **value}
+            case "inlinedata" | "filedata", {}:
+                return {"type": str(value.get("mimeType") or value.get("mime_type")).partition("/")[0]}
+            case "thought", True:
+                return {"type": "thinking", "thinking": part.get("text")}
+    return part
 
 
 def displays(value: object) -> tuple[Display, ...]:
@@ -250,7 +267,7 @@ def _gym_step(item: Document) -> tuple[Message, ...] | None:
 def _tool_results(item: Document) -> tuple[Message, ...] | None:
     """Split a message with tool results as parts (Anthropic, GenAI) into one message per result and one for the other
     parts. None for any other message."""
-    content = item.get("content", item.get("parts"))
+    content = item.get("content")
     parts = [p for p in content if isinstance(p, Mapping)] if isinstance(content, list) else []
     if not any(p.get("type") in _RESULTS for p in parts):
         return None

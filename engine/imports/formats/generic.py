@@ -37,7 +37,9 @@ def _group(document: Document, origin: Origin) -> Iterable[Item]:
     for i in range(size or 0):
         row: dict[str, object] = {"rollout": i} if has_name else {}
         for name, value in document.items():
-            if not isinstance(value, list) or name in ("prompt", "messages", "tools"):
+            if isinstance(value, Mapping):  # `"rewards": {"accuracy": [1, 0], …}`
+                row[name] = {k: v[i] if isinstance(v, list) and len(v) == size else v for k, v in value.items()}
+            elif not isinstance(value, list) or name in ("prompt", "messages", "tools"):
                 row[name] = value
             elif len(value) == size:
                 row[_singular(name)] = value[i]
@@ -46,14 +48,21 @@ def _group(document: Document, origin: Origin) -> Iterable[Item]:
         yield GENERIC.rollout(row, origin)
 
 
+def _lists(document: Document) -> Document:
+    """Return the columns as lists. `DataFrame.to_json` writes each as `{"0": …, "1": …}`."""
+    by_index = document and all(isinstance(v, Mapping) and "0" in v for v in document.values())
+    return {name: list(column.values()) for name, column in document.items()} if by_index else document
+
+
 def _is_batch(document: Document, origin: Origin) -> bool:
+    document = _lists(document)
     size = _completions(document)
     return bool(size) and _is_column(document.get("prompt", document.get("prompts", document.get("input"))), size)
 
 
 def _batch(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield one rollout per position in the lists. Numbers without another meaning are reward functions."""
-    known = {k for keys in GENERIC.keys.values() for k in keys}
+    document, known = _lists(document), {k for keys in GENERIC.keys.values() for k in keys}
     size = _completions(document) or 0
     numbers = {name for name, value in document.items() if _is_numbers(value, size)}
     for i in range(size):
@@ -144,7 +153,7 @@ def wrapped(formats: tuple[Format, ...]) -> Documents:
         for row in rows:
             if isinstance(row, Mapping):
                 row = {**shared, **row}
-                if "prompt" in shared and "completion" not in row and "text" in row:
+                if GENERIC.first(shared, "prompt") is not None and "completion" not in row and "text" in row:
                     row["completion"] = row.pop("text")
                 if (reader := next((f for f in formats if f.detect(row, origin)), None)) is not None:
                     yield reader, row
@@ -184,6 +193,7 @@ def _member(document: Document, origin: Origin) -> Origin:
 
 def _is_metrics(document: Document, origin: Origin) -> bool:
     """Return whether a document has a step, mostly numbers otherwise, and no lists or objects."""
+    document = _unwrapped(document)
     if not 0 < len(document) <= 4096:  # more are a tokenizer's vocabulary, which contains the word `step`
         return False
     if _step(document) is None and (origin.step is None or not all("/" in k for k in document)):
@@ -193,7 +203,14 @@ def _is_metrics(document: Document, origin: Origin) -> bool:
     )
 
 
+def _unwrapped(document: Document) -> Document:
+    """Return the metrics of a line of verl's file logger (`{"step": 3, "data": {…}}`) next to their step."""
+    data = document.get("data") if document.keys() == {"step", "data"} else None
+    return {**data, "step": document["step"]} if isinstance(data, Mapping) else document
+
+
 def _metrics(document: Document, origin: Origin) -> Iterable[Item]:
+    document = _unwrapped(document)
     step = _step(document)
     step = origin.step if step is None else step
     assert step is not None

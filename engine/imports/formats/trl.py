@@ -33,12 +33,22 @@ METRICS = {
     "sampling/sampling_logp_difference/mean": metric.LOGPROB_MISMATCH,
 }
 """TRL names of the metrics that the dashboard shows. Other metrics keep their TRL name."""
+VERL_METRICS = {
+    "critic/score/mean": metric.REWARD_MEAN,
+    "actor/kl_loss": metric.KL_MEAN,
+    "actor/pg_loss": metric.LOSS,
+    "actor/grad_norm": metric.GRAD_NORM,
+    "actor/lr": metric.LEARNING_RATE,
+    "actor/entropy": metric.ENTROPY,
+    "actor/pg_clipfrac": metric.CLIP_FRACTION,
+}
+"""verl's names of the same metrics."""
 
 
 def metric_name(name: str) -> str:
-    """Translate a metric name of TRL or its reporters (`train/reward`) into ours."""
+    """Translate a metric name of verl, or of TRL or its reporters (`train/reward`), into ours."""
     bare = name.removeprefix("train/")
-    return METRICS.get(bare, bare)
+    return METRICS.get(bare) or VERL_METRICS.get(bare, bare)
 
 
 _TABLE = Mapped(

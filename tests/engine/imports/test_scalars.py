@@ -123,6 +123,13 @@ def test_scalars_have_trls_meaning(write: Callable[[Path], None], tmp_path: Path
     assert "not checked: reward_hack needs rewards and agent texts" in told
 
 
+def test_the_file_logger_of_verl_and_its_names(tmp_path: Path):
+    lines = [{"step": step, "data": {"actor/entropy": 1 / step, "timing_s/gen": 2.5}} for step in (1, 2)]
+    (tmp_path / "verl.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with open_reader(open_dump(tmp_path, whole=True).folder) as reader:
+        assert points(reader) == {"train/entropy": [(1, 1.0), (2, 0.5)], "timing_s/gen": [(1, 2.5), (2, 2.5)]}
+
+
 def test_an_event_file_reads_like_tensorboards_own_reader(tmp_path: Path):
     pytest.importorskip("tensorboard", reason="event files are written by tensorboard: pip install tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import (  # pyright: ignore[reportMissingImports]

@@ -73,6 +73,10 @@ PRETTY = json.dumps(VERL, indent=2) + "\n"
         pytest.param(PRETTY + PRETTY, id="pretty documents"),
         pytest.param(json.dumps([VERL, VERL]) + "\n[]\n", id="a list on a line"),
         pytest.param(json.dumps({"rollouts": [VERL, VERL], "count": 2}), id="a list in a document"),
+        pytest.param(
+            json.dumps({k: {"0": v, "1": v} for k, v in {"prompt": "q", "completion": "a", "reward": 0.5}.items()}),
+            id="DataFrame.to_json",
+        ),
     ],
 )
 def test_however_rollouts_are_packed_they_open(data: str | bytes, tmp_path: Path, opened: Open):
@@ -520,6 +524,56 @@ def test_a_call_outside_a_list_and_roles_in_capitals(calls: object, tmp_path: Pa
     trajectory = opened(tmp_path / "a.jsonl").bodies.trajectory(1).trajectory
     assert trajectory.prompt == "[video]\nq"
     assert [(s.action, s.arguments, s.observation) for s in trajectory.steps] == [("f", {"x": 1}, "r"), (None, {}, "")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[TOOL_CALLS][{"name": "look", "arguments": {"x": 1}}]',
+        '[TOOL_CALLS]look[CALL_ID]abc123def[ARGS]{"x": 1}',
+        '<|python_tag|>{"name": "look", "parameters": {"x": 1}}',
+        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{"x": 1}\n```<｜tool▁call▁end｜>',
+        '<｜tool▁call▁begin｜>look<｜tool▁sep｜>{"x": 1}<｜tool▁call▁end｜>',
+        '<|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{"x": 1}<|tool_call_end|>',
+    ],
+    ids=["Mistral", "Mistral 3", "Llama", "DeepSeek V3", "DeepSeek V3.1", "Kimi"],
+)
+def test_calls_in_the_texts_of_a_model_are_calls(text: str, tmp_path: Path, opened: Open):
+    (step,) = one(tmp_path, opened, {"prompt": "q", "completion": f"Well. {text}"}).trajectory.steps
+    assert [(c.name, c.arguments, c.problem) for c in step.calls] == [("look", {"x": 1}, None)]
+    assert step.text == f"Well. {text}"
+
+
+def test_a_conversation_of_gemini(tmp_path: Path, opened: Open):
+    turns = [
+        {"role": "user", "parts": [{"text": "q"}, {"inlineData": {"mimeType": "image/png", "data": "AAAA"}}]},
+        {
+            "role": "model",
+            "parts": [{"thought": True, "text": "hm"}, {"functionCall": {"name": "f", "args": {"x": 1}}}],
+        },
+        {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {"t": 3}}}]},
+        {"role": "model", "parts": [{"text": "3"}]},
+    ]
+    system = {"parts": [{"text": "Be brief."}]}
+    trajectory = one(tmp_path, opened, {"systemInstruction": system, "contents": turns, "reward": 1}).trajectory
+    assert trajectory.prompt == "[system] Be brief.\n\nq\n[image]"
+    (called, answered), (call,) = trajectory.steps, trajectory.steps[0].calls
+    assert (call.name, call.arguments, call.result, called.thought) == ("f", {"x": 1}, '{"t": 3}', "hm")
+    assert answered.text == "3"
+
+
+def test_a_system_prompt_in_parts_is_part_of_the_prompt(tmp_path: Path, opened: Open):
+    system = [{"type": "text", "text": "Be brief."}]
+    assert one(tmp_path, opened, {"system": system, "messages": CHAT}).trajectory.prompt == "[system] Be brief.\n\nq"
+
+
+def test_samples_of_a_question_share_it_and_rewards_by_name_are_each_rollouts_own(tmp_path: Path, opened: Open):
+    samples = {"question": "q", "samples": [{"text": "a", "score": 0}, {"text": "b", "score": 1}]}
+    assert [r.trajectory.prompt for r in opened_text(tmp_path, opened, json.dumps(samples) + "\n")] == ["q", "q"]
+    group = {"prompt": "q", "completions": ["a", "b"], "rewards": {"right": [1, 0], "short": [0.5, 0.25]}}
+    second = opened_text(tmp_path, opened, json.dumps(group) + "\n")[1]
+    assert second.breakdown is not None
+    assert {name: c.raw for name, c in second.breakdown.steps[-1].components.items()} == {"right": 0, "short": 0.25}
 
 
 @pytest.mark.parametrize("with_arro3", [True, False])
