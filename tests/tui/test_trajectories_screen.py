@@ -425,8 +425,8 @@ async def test_answers_in_words_stand_where_routes_would(tmp_path: Path) -> None
     writer.trajectories(1, records)
     writer.close()
     async with running(run.parent, Trajectories(run), size=(120, 30)) as app:
-        head = next(line for line in app.text.splitlines() if "reward" in line and "turns" in line)
-        assert "answer" in head and "route" not in head
+        head = next(line for line in app.text.splitlines() if "reward" in line and "prompt" in line)
+        assert "answer" in head and "route" not in head and "turns" not in head
         assert "The capital is Paris." in app.text and "It is Rome, cut off" in app.text
         assert "ANSWER" not in app.text and "✗" not in app.text
 

@@ -50,7 +50,8 @@ def short(action: str) -> str:
 
 def rollout_columns(p: Palette, extras: Sequence[str], around: Sequence[TrajectoryRow]) -> Sequence[TableColumn]:
     """Return the columns for the rows `around` the visible ones. Prompts start where they differ in these rows.
-    Advantages, steps and token counts are left out if none of these rows has one."""
+    Advantages, steps and token counts are left out if none of these rows has one, and turns if each has a single one.
+    """
     shared = shared_beginning(row.prompt for row in around)
     has_words = [row.words is not None for row in around]
     title = "answer" if has_words and all(has_words) else "route or answer" if any(has_words) else "route"
@@ -66,6 +67,9 @@ def rollout_columns(p: Palette, extras: Sequence[str], around: Sequence[Trajecto
     def ended(row: TrajectoryRow) -> tuple[str, Style]:
         return row.stop_reason, p.warn if is_cut_short(row.stop_reason) else p.muted
 
+    left_out = set() if known("tokens") else {"tokens"}
+    if around and all(row.turns == 1 for row in around):
+        left_out.add("turns")
     is_split = any(row.split != "train" for row in around)
     advantage = TableColumn(
         "advantage", "A", 6, lambda r: (fitted(r.advantage, 6, signed=True), p.sign(r.advantage)), ">", drop=1
@@ -77,7 +81,7 @@ def rollout_columns(p: Palette, extras: Sequence[str], around: Sequence[Trajecto
         TableColumn("reward", "reward", 7, lambda r: (fitted(r.reward, 7), p.strong), ">"),
         *((advantage,) if known("advantage") else ()),
         *(_extra(p, name, index, around) for index, name in enumerate(extras)),
-        *(_of_table(p, c) for c in COLUMNS[1:] if c.title and (c.name != "tokens" or known("tokens"))),
+        *(_of_table(p, c) for c in COLUMNS[1:] if c.title and c.name not in left_out),
         *((TableColumn("penalties", "pen", 4, broken, ">", drop=2),) if penalised else ()),
         *(_learning(p) if any(row.gate for row in around) else ()),
         TableColumn("", "group", 9, lambda r: (r.group, p.muted), drop=8),
