@@ -42,6 +42,8 @@ def cached_attention(
     if copies or kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     query = query.to(value.dtype)
+    if attention_mask is not None and attention_mask.is_floating_point():
+        attention_mask = attention_mask.to(query.dtype)  # layers in 4 bits may compute in another format
     if tokens == 1:  # heads that share keys can act as additional queries, so the keys are read only once
         query = query.reshape(n, shared, heads // shared, -1)
     attended = F.scaled_dot_product_attention(
