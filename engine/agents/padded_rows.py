@@ -15,7 +15,7 @@ from transformers.generation.utils import ALL_CACHE_NAMES
 
 from .chat_session import TokenHistory
 from .decoder import Decoder, UnsupportedModelError
-from .seen_rows import SeenRows
+from .seen_rows import SeenPass, SeenRows
 
 
 class PaddedRows:
@@ -26,32 +26,43 @@ class PaddedRows:
     def __init__(
         self, decoder: Decoder, history: TokenHistory, num_rollouts: int, longest: int, seen: SeenRows | None = None
     ) -> None:
-        if seen is not None:
-            raise ValueError("these rows show no images")
+        if seen is not None and seen.model.two_way:
+            raise UnsupportedModelError("these rows do not attend in both directions over an image")
         self._decoder = decoder
         self._history = history
         self._num_rollouts = num_rollouts
+        self._seen = seen
         self._parameters = inspect.signature(decoder.base.forward).parameters
         self._cache: Any = None
         self._cache_name = ""
         self._attention_mask: torch.Tensor | None = None
         """Mask of the fed tokens that are not padding, int64 `[n, fed]`."""
+        self._offsets: torch.Tensor | None = None
+        """Difference between position and place of new tokens, int64 `[n]`, for a model with its own positions."""
 
     def prepare(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
         self.clear()
-        firsts, source = self._history.alike(rows, self._num_rollouts)
+        seen_before = self._seen is not None and self._history.turns[rows].any()  # observations may differ in images
+        firsts, source = self._history.alike(rows, 1 if seen_before else self._num_rollouts)
         lengths = self._history.length[firsts]
         position = np.arange(int(lengths.max())) - (lengths.max() - lengths)[:, None]
         tokens = np.take_along_axis(self._history.ids[firsts], position.clip(0), axis=1).astype(np.int64)
         device = self._decoder.device
         self._attention_mask = torch.as_tensor(position >= 0, device=device).long()
-        logits = self._pass(torch.as_tensor(tokens, device=device), torch.as_tensor(position, device=device))
+        fed, seen = torch.as_tensor(tokens, device=device), SeenPass({})
+        if self._seen is not None:
+            none = np.zeros(len(firsts), np.int64)
+            seen = self._seen.new_tokens(firsts, none, fed, position.clip(-1), position.shape[1])
+            if self._seen.model.has_own_positions:
+                self._offsets = torch.as_tensor(self._seen.offsets(firsts), device=device)
+        logits = self._pass(fed, torch.as_tensor(position, device=device), seen)
         return rows, logits[self._keep(torch.as_tensor(source, device=device))]
 
     def feed(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
         assert self._attention_mask is not None, "`prepare` comes first"
         self._attention_mask = torch.cat([self._attention_mask, torch.ones_like(tokens)], 1)
-        return self._pass(tokens, positions)
+        places = None if self._offsets is None else (positions + self._offsets[:, None]).expand(3, -1, -1)
+        return self._pass(tokens, positions, SeenPass({}, places))
 
     def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
         self.clear()
@@ -60,17 +71,20 @@ class PaddedRows:
         return self._keep(alive.nonzero()[:, 0])
 
     def clear(self) -> None:
-        self._cache = self._attention_mask = None
+        self._cache = self._attention_mask = self._offsets = None
 
     def _keep(self, places: torch.Tensor) -> torch.Tensor:
         assert self._attention_mask is not None
         self._cache.reorder_cache(places)
         self._attention_mask = self._attention_mask[places]
+        self._offsets = None if self._offsets is None else self._offsets[places]
         return places
 
-    def _pass(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        arguments: dict[str, object] = {"attention_mask": self._attention_mask, "position_ids": positions.clamp_min(0)}
+    def _pass(self, tokens: torch.Tensor, positions: torch.Tensor, seen: SeenPass) -> torch.Tensor:
+        position_ids = positions.clamp_min(0) if seen.position_ids is None else seen.position_ids
+        arguments: dict[str, object] = {"attention_mask": self._attention_mask, "position_ids": position_ids}
         arguments = {name: value for name, value in arguments.items() if name in self._parameters}
+        arguments |= seen.arguments
         if self._cache is not None:
             arguments[self._cache_name] = self._cache
         if "logits_to_keep" in self._parameters:

@@ -71,4 +71,4 @@ class TransformersAgent(ChatAgent):
     @cached_property
     def _rows_of(self) -> RowsOf:
         """The form of rows, selected at the first session. `vision_check` verifies it for a vision-language model."""
-        return fitting_rows(self.decoder) if self.chat.vision is None else CachedRows
+        return fitting_rows(self.decoder) if self.chat.vision is None or self.decoder.others else CachedRows

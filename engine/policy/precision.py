@@ -62,7 +62,7 @@ def set_arithmetic(model: nn.Module, config: ModelConfig) -> None:
     for module in base.modules():
         if not isinstance(module, nn.Linear):
             for parameter in module.parameters(recurse=False):
-                if parameter.dim() == 1:  # norms
+                if parameter.dim() not in (2, 3):  # norms, and a convolution over patches (SmolVLM takes its dtype)
                     parameter.data = parameter.data.float()
         if type(module) is LoraLinear and type(module.base_layer) is nn.Linear:
             module.arithmetic = arithmetic  # type: ignore[assignment]
@@ -122,10 +122,17 @@ def float_product(x: Tensor, weight: Tensor, computed: torch.dtype) -> Tensor:
 
 
 def _body(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run the layers with all products in half precision, not only those of `nn.Linear`."""
-    now, device = self.arithmetic.now, next(self.parameters()).device.type
-    with torch.autocast(device, dtype=now, enabled=now != torch.float32):
+    with half_products(self):
         return type(self).forward(self, *args, **kwargs)
+
+
+def half_products(body: Any) -> contextlib.AbstractContextManager[object]:
+    """Return a context with all products of a model's layers in half precision, not only those of `nn.Linear`. body:
+    the model without its output layer."""
+    if (arithmetic := getattr(body, "arithmetic", None)) is None:
+        return contextlib.nullcontext()
+    device = next(body.parameters()).device.type
+    return torch.autocast(device, dtype=arithmetic.now, enabled=arithmetic.now != torch.float32)
 
 
 def _float_embedding(self: Any, token_ids: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +33,7 @@ KNOWN_SIZES = 1024
 """The most picture sizes whose placeholder text is cached."""
 CACHED_BYTES = 256 << 20
 """Bytes of processed images that are cached for the next rollout that shows them."""
-NOT_FOR_THE_TOWER = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+NOT_FOR_THE_TOWER = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "labels"})
 PIXEL_TOKENS = ("image_token_id", "video_token_id", "audio_token_id")
 UNUSED = frozenset({"text_replacement_offsets", "num_crops", "rows", "cols"})
 
@@ -154,9 +155,13 @@ class VisionProcessor:
         shown = scaled_down(Image.fromarray(pixels), self.max_pixels)
         process: Any = self.processor
         known = self._stands.get(shown.size)
-        options = {} if known is not None else {"text": [self.sign], "return_text_replacement_offsets": True}
+        out: Any = None
+        if known is not None:
+            with suppress(Exception):  # InternVL's processor needs the text each time
+                out = process(images=[shown], return_tensors="pt")
+        asked = {"text": [self.sign], "return_text_replacement_offsets": True}
         try:
-            out = process(images=[shown], return_tensors="pt", **options)
+            out = out or process(images=[shown], return_tensors="pt", **asked)
         except Exception as error:  # processors raise various errors for unsupported sizes
             raise VisionError(
                 f"the image {name} ({shown.width} x {shown.height} pixels) cannot be shown: {error}"

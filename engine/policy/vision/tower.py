@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from ..precision import half_products
 from .kinds import apart_from_language
 from .processor import ModelImage, VisionError, stack_inputs
 
@@ -85,7 +86,7 @@ class VisionTower:
         pooled = [row.pooled for row in rows]
         deep = list(zip(*(row.deep for row in rows), strict=True))
         output: Any = BaseModelOutputWithPooling(
-            pooler_output=torch.stack(pooled) if self._as_tensor else pooled  # type: ignore[arg-type]
+            pooler_output=torch.cat(pooled)[None] if self._as_tensor else pooled  # type: ignore[arg-type]
         )
         if deep:
             output["deepstack_features"] = deep
@@ -115,7 +116,8 @@ class VisionTower:
         """Return the features of each image, or None if they cannot be separated. whole: there is one image."""
         parameter = next(self._parameters())
         inputs = {k: v.to(parameter.device) for k, v in stack_inputs(images).items()}
-        out = self.body.get_image_features(**inputs, return_dict=True)
+        with half_products(self.body):
+            out = self.body.get_image_features(**inputs, return_dict=True)
         self._as_tensor = isinstance(out.pooler_output, Tensor)
         deep = getattr(out, "deepstack_features", None) or ()
         if whole:

@@ -12,6 +12,8 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
     LlavaConfig,
     LlavaForConditionalGeneration,
     PreTrainedModel,
@@ -20,6 +22,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -29,8 +33,10 @@ from transformers import (
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
@@ -41,18 +47,28 @@ from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.policy.vision.processor import VisionProcessor, without_video
 from grpo_tui.envs.content import Picture
 
-from .models import SHAPE, TEXTS, make_likelier
+from .models import OF_OTHER_KINDS, SHAPE, TEXTS, make_likelier
 
-ARCHITECTURES = ("qwen3_vl", "qwen2_5_vl", "qwen2_vl", "idefics3", "smolvlm", "gemma3", "llava", "llava_clip")
-"""The last two over vision towers of SigLIP and CLIP. SmolVLM's own processor wants a package for videos: Idefics3's,
-which makes the same of images, stands in."""
-ALIKE = {"qwen3_vl_moe": "qwen3_vl", "qwen2_vl": "qwen2_5_vl", "smolvlm": "idefics3", "llava_clip": "llava"}
+ARCHITECTURES = (
+    *("qwen3_5", "qwen3_vl", "qwen2_5_vl", "qwen2_vl", "idefics3", "smolvlm", "gemma3", "internvl", "llava"),
+    "llava_clip",
+)
+"""The first has recurrent layers, the last two are over vision towers of SigLIP and CLIP. SmolVLM's own processor wants
+a package for videos: Idefics3's, which makes the same of images, stands in."""
+ALIKE = {
+    "qwen3_5": "qwen3_vl",
+    "qwen3_vl_moe": "qwen3_vl",
+    "qwen2_vl": "qwen2_5_vl",
+    "smolvlm": "idefics3",
+    "llava_clip": "llava",
+}
 """Whose signs and tokens they share."""
 SIGNS = {
     "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "idefics3": "<image>",
     "gemma3": "<start_of_image>",
+    "internvl": "<IMG_CONTEXT>\n",
     "llava": "<image>\n",
 }
 SPECIAL = {
@@ -60,8 +76,14 @@ SPECIAL = {
     "qwen2_5_vl": ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"],
     "idefics3": ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"],
     "gemma3": ["<start_of_image>", "<end_of_image>", "<image_soft_token>"],
+    "internvl": ["<img>", "</img>", "<video>", "<IMG_CONTEXT>"],
     "llava": ["<image>"],
 }
+NAMED = {
+    "gemma3": ("boi_token", "eoi_token", "image_token"),
+    "internvl": ("start_image_token", "end_image_token", "video_token", "context_image_token"),
+}
+"""Attributes of the tokenizer that a processor reads, in the order of its special tokens."""
 TEMPLATE = (
     "{%- for m in messages -%}{{ '<|' + m['role'] + '|>' }}{%- for b in m['content'] -%}"
     "{%- if b['type'] == 'image' -%}{{ 'SIGN' }}{%- else -%}{{ b['text'] }}{%- endif -%}{%- endfor -%}{{ '<|end|>' }}"
@@ -77,10 +99,9 @@ def tokenizer(architecture: str) -> PreTrainedTokenizerFast:
     architecture = ALIKE.get(architecture, architecture)
     made = train_tokenizer(TEXTS, vocab_size=512)
     made.add_tokens(SPECIAL[architecture], special_tokens=True)
-    if architecture == "gemma3":
-        for name, token in zip(("boi_token", "eoi_token", "image_token"), SPECIAL["gemma3"], strict=True):
-            setattr(made, name, token)
-            setattr(made, f"{name}_id", made.convert_tokens_to_ids(token))
+    for name, token in zip(NAMED.get(architecture, ()), SPECIAL[architecture], strict=False):
+        setattr(made, name, token)
+        setattr(made, f"{name}_id", made.convert_tokens_to_ids(token))
     return made
 
 
@@ -101,6 +122,9 @@ def processor(architecture: str) -> Any:
         return Idefics3Processor(images, tok, image_seq_len=4, chat_template=template)
     if architecture == "gemma3":
         return Gemma3Processor(Gemma3ImageProcessorPil(size=size), tok, image_seq_length=4, chat_template=template)
+    if architecture == "internvl":
+        images = GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, max_patches=4)
+        return without_video(InternVLProcessor)(images, tok, image_seq_length=4, chat_template=template)
     return LlavaProcessor(
         SiglipImageProcessorPil(size=size),
         tok,
@@ -133,8 +157,13 @@ def model(architecture: str, *, seed: int = 0, end_bias: float = 4.0) -> PreTrai
             "deepstack_visual_indexes": [0],
         }  # fmt: skip
         parts = {"text_config": {**text, "rope_parameters": rope}, "vision_config": vision, **ids, **_video(tok)}
-        if architecture == family:
-            made: Any = Qwen3VLForConditionalGeneration(Qwen3VLConfig(**parts))
+        if architecture == "qwen3_5":
+            vision["deepstack_visual_indexes"] = []
+            linear = OF_OTHER_KINDS["qwen3_5_text"]
+            parts["text_config"] |= {**linear, "rope_parameters": {**rope, "partial_rotary_factor": 1.0}}
+            made: Any = Qwen3_5ForConditionalGeneration(Qwen3_5Config(**parts))
+        elif architecture == family:
+            made = Qwen3VLForConditionalGeneration(Qwen3VLConfig(**parts))
         else:
             parts["text_config"] |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
             made = Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(**parts))
@@ -170,6 +199,11 @@ def model(architecture: str, *, seed: int = 0, end_bias: float = 4.0) -> PreTrai
         }
         made = Gemma3ForConditionalGeneration(
             Gemma3Config(text_config={**text, **more}, vision_config=siglip, mm_tokens_per_image=4, **ids)
+        )
+    elif architecture == "internvl":
+        vision = {**VISION, "image_size": [SIDE, SIDE], "patch_size": [8, 8]}
+        made = InternVLForConditionalGeneration(
+            InternVLConfig(text_config={**text, "model_type": "qwen2"}, vision_config=vision, **ids)
         )
     else:
         tower = "clip" if architecture == "llava_clip" else "siglip"

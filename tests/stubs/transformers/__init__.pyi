@@ -33,6 +33,10 @@ from transformers.models.idefics3.configuration_idefics3 import Idefics3Config a
 from transformers.models.idefics3.modeling_idefics3 import (
     Idefics3ForConditionalGeneration as Idefics3ForConditionalGeneration,
 )
+from transformers.models.internvl.configuration_internvl import InternVLConfig as InternVLConfig
+from transformers.models.internvl.modeling_internvl import (
+    InternVLForConditionalGeneration as InternVLForConditionalGeneration,
+)
 from transformers.models.llama.configuration_llama import LlamaConfig as LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM as LlamaForCausalLM
 from transformers.models.llava.configuration_llava import LlavaConfig as LlavaConfig
@@ -51,6 +55,10 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import (
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config as Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM as Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3ForSequenceClassification as Qwen3ForSequenceClassification
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config as Qwen3_5Config
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    Qwen3_5ForConditionalGeneration as Qwen3_5ForConditionalGeneration,
+)
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLConfig as Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import (
     Qwen3VLForConditionalGeneration as Qwen3VLForConditionalGeneration,
