@@ -183,8 +183,9 @@ def told(config: RunConfig) -> Iterator[str]:
         for name, bytes_ in parts.items():
             yield f"{bytes_ / GIB:8.1f} GiB  {phase}: {name}"
     total = found.peak + OVERHEAD
+    code = "Python and torch" if device_of(config.model.device) == "cpu" else "CUDA"
     yield (
-        f"{total / GIB:8.1f} GiB  at the peak, about (with 1 GiB for CUDA): {config.training.prompts_per_step} × "
+        f"{total / GIB:8.1f} GiB  at the peak, about (with 1 GiB for {code}): {config.training.prompts_per_step} × "
         f"{config.training.num_generations} rollouts of at most {config.training.max_trajectory_tokens} tokens"
     )
 
