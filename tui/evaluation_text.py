@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..engine.evaluation.results import Comparison, Difference, Evaluation
@@ -46,17 +47,21 @@ def difference(c: Comparison) -> list[str]:
 
 
 def _share(interval: Interval | None) -> str:
-    return "–" if interval is None else f"{interval.estimate:.1%} ({interval.low:.1%} to {interval.high:.1%})"
+    return "–" if interval is None else _shown(interval, ".1%")
 
 
 def _mean(interval: Interval) -> str:
-    return f"{interval.estimate:.3f} ({interval.low:.3f} to {interval.high:.3f})".replace("-", MINUS)
+    return _shown(interval, ".3f").replace("-", MINUS)
 
 
 def _change(difference: Difference, *, points: bool) -> str:
     """Format a difference with its interval and p-value, in percentage points if `points`."""
     i, p = difference.interval, difference.p
-    text = f"{i.estimate:+.3f} ({i.low:+.3f} to {i.high:+.3f})"
-    if points:
-        text = f"{100 * i.estimate:+.1f} points ({100 * i.low:+.1f} to {100 * i.high:+.1f})"
+    text = _shown(i, "+.1f", 100, " points") if points else _shown(i, "+.3f")
     return f"{text}, {f'p = {p:.3f}' if p >= 0.001 else 'p < 0.001'}".replace("-", MINUS)
+
+
+def _shown(interval: Interval, form: str, scale: int = 1, unit: str = "") -> str:
+    """Format an estimate with its interval, if it has one."""
+    estimate, low, high = (format(scale * n, form) for n in (interval.estimate, interval.low, interval.high))
+    return f"{estimate}{unit}" if math.isnan(interval.low) else f"{estimate}{unit} ({low} to {high})"

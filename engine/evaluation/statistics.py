@@ -18,7 +18,7 @@ DRAWS = 10_000
 """Random sign vectors in a permutation test whose exact distribution is too expensive."""
 NORMAL = NormalDist()
 ROUNDING = 1e-20
-"""A variance of rates below this is the rounding error of equal rates."""
+"""A variance of rates, or a squared difference, below this is the rounding error of equal values."""
 _LARGEST_EXACT = 20_000
 """The exact distribution is computed up to this sum of absolute differences, in units."""
 
@@ -134,7 +134,7 @@ def sign_flip_p(differences: Sequence[float], unit: float | None = None) -> floa
     The test is exact if all differences are multiples of `unit`, such as 1 / samples for success rates, and their sum
     is not too large. Otherwise it uses `DRAWS` random sign vectors, always the same ones.
     """
-    kept = [d for d in differences if d]
+    kept = [d for d in differences if d * d > ROUNDING]
     if not kept:
         return 1.0
     if unit is not None:

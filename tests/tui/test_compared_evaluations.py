@@ -65,6 +65,14 @@ async def test_flipped_tasks_open_side_by_side_in_five_keys(evaluated: Path, siz
         assert "points (" in await app.press("enter") and app.view == "compare"
 
 
+def test_one_task_has_no_interval_over_tasks(tmp_path: Path) -> None:
+    for name, right in (("one", True), ("two", False)):
+        make_evaluation(tmp_path, name, name, [[right]], created=2.0)
+    c = compare(*(read_evaluation(tmp_path / name) for name in ("one", "two")))
+    said = [*difference(c), *(text for texts in summary([c.first, c.second]).values() for text in texts)]
+    assert "  success −100.0 points, p = 1.000" in said and not any("nan" in text for text in said)
+
+
 @pytest.mark.parametrize("size", [(80, 24), (150, 45)])
 async def test_the_list_shows_intervals_of_evaluations_and_over_seeds(evaluated: Path, size: tuple[int, int]) -> None:
     for seed, name in enumerate(("one", "two")):

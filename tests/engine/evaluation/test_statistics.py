@@ -64,6 +64,10 @@ def test_the_random_test_is_near_the_exact_one() -> None:
     assert sign_flip_p(steps) == pytest.approx(sign_flip_p(steps, 1.0), abs=0.02)
 
 
+def test_rounding_is_no_difference() -> None:
+    assert sum([0.1] * 3) / 3 != 0.1 and sign_flip_p([sum([0.1] * 3) / 3 - 0.1] * 20) == 1.0
+
+
 @settings(max_examples=30)
 @given(n=st.integers(1, 9), data=st.data())
 def test_pass_k_is_the_share_over_all_choices_of_samples(n: int, data: st.DataObject) -> None:
