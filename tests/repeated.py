@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
+import tempfile
+from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 from jinja2 import Environment
@@ -41,6 +44,22 @@ def lighten_libraries() -> None:
         forget_callers(sys.modules["torch"])
     for name in {"httpx", "httpx2"} & sys.modules.keys():
         read_certificates_once(name)
+
+
+def folder_of(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write what `files_of` has read."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def files_of(save: Callable[[Path], None]) -> dict[str, bytes]:
+    """What a function saves into a folder, for folders that are made again and again."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save(folder)
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def read_certificates_once(name: str) -> None:

@@ -109,7 +109,7 @@ def test_a_damaged_archive_opens_up_to_the_damage_and_says_so(kind: str, cut: bo
     random = Random(seed)
     path = tmp_path / f"run.tar.{kind}"
     quickly: dict[str, Any] = {"gz": {"compresslevel": 1}, "xz": {"preset": 0}}[kind]
-    with tarfile.open(path, f"w:{kind}", **quickly) as archive:
+    with tarfile.open(path, f"w:{kind}", **quickly) as archive:  # type: ignore[call-overload] - a mode is one of four
         for i in range(4):
             data = LINE + json.dumps({"noise": random.randbytes(100_000).hex()}).encode() + b"\n"
             member = tarfile.TarInfo(f"{i}.jsonl")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import pickle
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from grpo_tui.envs.agent import Message
 from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.multi_turn import MultiTurnEnv
 from grpo_tui.envs.trajectory import TokenArrays
+from tests.repeated import files_of, folder_of
 
 WORDS = ["what is it? red", "it is blue", "green and so on", "0 1 2 3 4 5 6 7 8 9"]
 
@@ -82,16 +82,22 @@ def _lora_model(vocabulary: int, seed: int) -> bytes:
 
 def saved_policy(folder: Path) -> tuple[str, str]:
     """Base model, tokenizer and adapters in folders, for processes that load them by path."""
-    words = tokenizer()
-    model = base_model(len(words))
-    words_folder, adapters = folder / "base", folder / "adapters"
-    model.save_pretrained(words_folder)
-    words.save_pretrained(words_folder)
-    torch.manual_seed(1)
-    get_peft_model(
-        copy.deepcopy(model), LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
-    ).save_pretrained(str(adapters))
-    return str(words_folder), str(adapters)
+    folder_of(_saved_policy(), folder)
+    return str(folder / "base"), str(folder / "adapters")
+
+
+@functools.cache
+def _saved_policy() -> dict[str, bytes]:
+    def save(folder: Path) -> None:
+        words = tokenizer()
+        model = base_model(len(words))
+        model.save_pretrained(folder / "base")
+        words.save_pretrained(folder / "base")
+        torch.manual_seed(1)
+        adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+        adapted.save_pretrained(str(folder / "adapters"))
+
+    return files_of(save)
 
 
 def run_config(folder: Path, **online: Any) -> RunConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 
 from grpo_tui.engine.runs.read.reader import RunReader
 from tests.forked import ForkedProcess, training_process
+from tests.repeated import files_of, folder_of
 
 from .parts import policy, tokenizer
 
@@ -16,8 +18,7 @@ from .parts import policy, tokenizer
 def make_run(folder: Path, base: Path, *, eval_tasks: int = 4, **training: Any) -> Path:
     """A run's folder with its configuration; `base` gets the model, if it is not there yet."""
     if not base.exists():
-        policy(seed=1, layers=1).save_pretrained(base)
-        tokenizer().save_pretrained(base)
+        folder_of(_base(), base)
     folder.mkdir(parents=True)
     settings = {
         "max_steps": 8,
@@ -48,6 +49,15 @@ def make_run(folder: Path, base: Path, *, eval_tasks: int = 4, **training: Any) 
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return folder
+
+
+@cache
+def _base() -> dict[str, bytes]:
+    def save(folder: Path) -> None:
+        policy(seed=1, layers=1).save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+
+    return files_of(save)
 
 
 def start(folder: Path, *, resume: bool = False) -> ForkedProcess:

@@ -68,13 +68,14 @@ def both(
     *,
     lora: bool = False,
     turns: int = 1,
+    layers: int = 1,
     packed: bool = True,
     ours_only: dict[str, Any] | None = None,
     **changes: Any,
 ) -> None:
     """Train both and compare loss and all gradients of every step."""
     beta = changes.get("beta", 0.0)
-    mine, theirs = policy(lora=lora), policy(lora=lora)
+    mine, theirs = (policy(lora=lora, layers=layers) for _ in range(2))
     if beta and not lora:  # TRL loads its reference from a folder
         theirs.save_pretrained(tmp_path / "policy")
         theirs = type(theirs).from_pretrained(tmp_path / "policy")
@@ -120,7 +121,7 @@ def test_scaled_advantages_equal_those_of_trl(tmp_path, scale):
 
 
 def test_multi_turn_steps_equal_those_of_trl_with_its_env_mask(tmp_path):
-    both(tmp_path, turns=3, lora=True, beta=0.2)
+    both(tmp_path, turns=3, layers=2, lora=True, beta=0.2)
 
 
 def test_several_iterations_on_one_batch_equal_those_of_trl(tmp_path):
@@ -205,7 +206,7 @@ def test_an_estimator_of_the_kl_has_the_gradient_of_its_definition(tmp_path, est
 
 def test_gradient_checkpointing_changes_nothing(tmp_path):
     checkpointing: dict[str, Any] = dict.fromkeys(NO_CHECKPOINTING, True)
-    both(tmp_path, turns=2, lora=True, beta=0.2, **checkpointing)
+    both(tmp_path, turns=2, layers=2, lora=True, beta=0.2, **checkpointing)
 
 
 def test_sequence_level_importance_sampling_equals_that_of_trl(tmp_path):
@@ -213,4 +214,4 @@ def test_sequence_level_importance_sampling_equals_that_of_trl(tmp_path):
 
 
 def test_the_padded_path_equals_trl_too(tmp_path):
-    both(tmp_path, turns=2, lora=True, beta=0.2, packed=False)
+    both(tmp_path, turns=2, layers=2, lora=True, beta=0.2, packed=False)

@@ -198,7 +198,7 @@ def test_alerts_of_the_detectors_are_in_the_record(tmp_path, base, monkeypatch):
     for compared in ("group", "peers"):
         if compared == "peers":
             monkeypatch.setattr(ChatBridge, "seen", lambda *args, **named: cut(seen(*args, **named)))
-        folder = make_run(tmp_path / compared, base, max_steps=12, compare_shaping=compared, eval_every=6, eval_tasks=2)
+        folder = make_run(tmp_path / compared, base, max_steps=8, compare_shaping=compared, eval_every=4, eval_tasks=2)
         settings = yaml.safe_load((folder / "config.yaml").read_text())
         settings["rewards"]["diagnosis"] = {"window": 5, "advantage_share": 0.4, "entropy_fall": 0.98}
         (folder / "config.yaml").write_text(yaml.safe_dump(settings))

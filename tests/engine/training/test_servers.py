@@ -30,7 +30,6 @@ from ..agents.fake_vllm import FakeVLLM, Lockstep
 from .parts import tokenizer
 from .runs import make_run, recorded_rollouts, recorded_steps
 
-STEPS = 10
 TURN, TRAJECTORY = 6, 256
 TEMPERATURE = 0.9
 """Not that of evaluations, which a server in lock-step writes one by one."""
@@ -38,7 +37,7 @@ TEMPERATURE = 0.9
 
 def configured(folder: Path, base: Path, urls: list[str] | None = None, **rollouts: Any) -> Path:
     """A run's folder; on servers, where there are any."""
-    make_run(folder, base, max_steps=rollouts.pop("steps", STEPS), max_turn_tokens=TURN, save_every=0)
+    make_run(folder, base, max_steps=rollouts.pop("steps", 1), max_turn_tokens=TURN, save_every=0)
     path = folder / "config.yaml"
     config = yaml.safe_load(path.read_text())
     config["rewards"]["w_curiosity"] = 0.0
@@ -74,19 +73,20 @@ def _quick_probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def test_weights_after_ten_steps_are_those_of_the_transformers_engine_bit_by_bit(tmp_path: Path):
-    here = configured(tmp_path / "here", tmp_path / "base")
+@pytest.mark.parametrize("steps", [4, pytest.param(10, marks=pytest.mark.stress)])
+def test_weights_after_steps_are_those_of_the_transformers_engine_bit_by_bit(tmp_path: Path, steps: int):
+    here = configured(tmp_path / "here", tmp_path / "base", steps=steps)
     assert run(here) == 0
     server = server_of(here, tmp_path / "base", lockstep=True)
-    there = configured(tmp_path / "there", tmp_path / "base", [server.url], correction="none")
+    there = configured(tmp_path / "there", tmp_path / "base", [server.url], correction="none", steps=steps)
     assert run(there) == 0
     server.stop()
     assert weights(here) == weights(there)
     with RunReader(there) as record:
-        assert [v for _, v in record.metrics.points("rollout/staleness")] == [0.0] * STEPS
+        assert [v for _, v in record.metrics.points("rollout/staleness")] == [0.0] * steps
         assert max(v for _, v in record.metrics.points("rollout/logprob_mismatch_max")) < 1e-4
     names = {r["model"] for r in server.requests}
-    assert len(names) == STEPS + 1, "a version for every step, and the last for the evaluation"
+    assert len(names) == steps + 1, "a version for every step, and the last for the evaluation"
 
 
 def test_rollouts_branch_on_servers_that_are_a_step_ahead(tmp_path: Path):
@@ -165,7 +165,7 @@ def test_a_bad_server_leaves_the_pool_is_named_and_teaches_nothing(tmp_path: Pat
     bad = servers[1]
     bad.bias, bad.keeps_first = -0.08 * (fault == "bias"), fault == "keeps_first"
     bad.fail(*["half"] * 10_000 * (fault == "half"))
-    folder = configured(tmp_path / fault, tmp_path / "base", [s.url for s in servers], steps=4)
+    folder = configured(tmp_path / fault, tmp_path / "base", [s.url for s in servers], steps=3)
     assert run(folder) == 0
     for server in servers:
         server.stop()

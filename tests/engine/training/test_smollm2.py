@@ -45,7 +45,7 @@ def configured(base: Path, folder: Path) -> RunConfig:
     settings = {"model.base": base, "data.source": folder / "data.jsonl", "model.device": "cpu"}
     settings |= {"environment.reward_funcs": f"[{folder}/reward.py:first_word]", "environment.eval_tasks": 0}
     settings |= {"training.max_steps": 2, "training.prompts_per_step": 2, "training.num_generations": 2}
-    settings |= {"training.max_turn_tokens": 6, "training.replay.signal": "reward"}
+    settings |= {"training.max_turn_tokens": 3, "training.replay.signal": "reward"}
     return load_config(None, [f"{key}={value}" for key, value in settings.items()], paths=True)
 
 
