@@ -285,11 +285,11 @@ class Serving:
         self._deliver(answers)
         self._feedback.remember(answers)
         learned = self._learn(answers, requests[0].version)
-        self._feedback.remember(item.answer for item in learned)
         self._keep_learned(learned, len(numbered), time.perf_counter() - started)
 
     def _keep_learned(self, learned: Sequence[Learned], requests: int, seconds: float) -> None:
         """Enqueue the tasks, and record answers and positions. seconds: engine time spent on the requests."""
+        self._feedback.remember(item.answer for item in learned)  # with the samples of their votes
         self._failures.look(item.answer for item in learned)
         for item in learned:
             if item.task is not None:

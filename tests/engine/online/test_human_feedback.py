@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ from grpo_tui.engine.online.serve.answers import Answer
 from grpo_tui.engine.online.serve.conversations import Conversation, Turn, continued
 from grpo_tui.engine.online.serve.feedback import FeedbackKeeper, _listed, at_temperature, correct, label, rate
 from grpo_tui.engine.online.serve.http.schema import Feedback
-from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
+from grpo_tui.engine.online.serve.inference_engine import InferenceEngine, Learned
 from grpo_tui.engine.online.serve.live_answers import LiveAnswers
+from grpo_tui.engine.online.serve.serving import Serving
 from grpo_tui.engine.online.serve.weights import WeightFollower
 from grpo_tui.engine.online.store.snapshots import SnapshotReader
 from grpo_tui.engine.online.voting import canonical
@@ -95,6 +98,23 @@ def keeper_of(made: InferenceEngine, folder: Path) -> tuple[FeedbackKeeper, Any]
     answer = made.answer([replace(conversation(), reply=lambda outcome: None)], policy_version=0)[0]
     keeper.remember([answer])
     return keeper, answer
+
+
+def test_feedback_judges_the_samples_of_a_vote_instead_of_new_ones(tmp_path: Path) -> None:
+    made = engine(answer=r"\w")
+    keeper, answer = keeper_of(made, tmp_path)
+    keeper.enqueuer = Mock()
+    [wide] = made.widen([answer], always=True)
+    names = ("_failures", "_open_turns", "enqueuer", "follower", "keeper", "live", "queue", "source", "writer")
+    serving = SimpleNamespace(
+        **{name: MagicMock() for name in names}, answered=1, last=None, _to_learn=(), _feedback=keeper
+    )
+    serving.source.rows_taken = serving.follower.version = serving.enqueuer.lost = serving.enqueuer.dropped = 0
+    serving.queue.depth.return_value = 0
+    Serving._keep_learned(cast(Any, serving), [Learned(wide)], 1, 0.1)
+    keeper.take(1, Feedback(id="1", answer="x"))
+    assert not keeper.waits
+    assert keeper.enqueuer.put.call_args.args[0].experience.trajectories[1] == wide.samples[1].trajectory.id  # type: ignore[union-attr]
 
 
 def test_feedback_from_which_nothing_is_learnt_keeps_its_reason(tmp_path: Path) -> None:

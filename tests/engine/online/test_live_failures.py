@@ -138,7 +138,7 @@ def test_rows_that_were_not_recorded_are_asked_again_after_a_restart(tmp_path: P
     assert callers.live.begin(numbered[1])
     learnt = SimpleNamespace(request=numbered[2])
     serving = SimpleNamespace(
-        **{name: Mock() for name in ("_failures", "enqueuer", "follower", "queue", "keeper", "writer")},
+        **{name: Mock() for name in ("_failures", "_feedback", "enqueuer", "follower", "queue", "keeper", "writer")},
         live=callers.live,
         source=source,
         answered=9,
