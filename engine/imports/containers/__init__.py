@@ -46,5 +46,5 @@ def container_of(path: Path) -> Container | None:
     found = next((c for c in CONTAINERS if c.detect(head)), None)
     if isinstance(found, json_lines.JsonLines) and b"\n" not in head:
         with open(path, "rb") as file:
-            return BY_NAME["json"] if json_file.is_long_line(file) else found
+            return BY_NAME["json"] if json_file.is_long_line(file) or json_file.is_cut(path) else found
     return found

@@ -1,6 +1,7 @@
 """One JSON document in a file: an object, or a list whose items are the documents (also when pretty-printed).
 
-Lists and concatenated documents are read item by item. A single object is read at once.
+Lists and concatenated documents are read item by item. A single object is read at once. If its end is missing, it is
+read up to the last whole item of its outermost unfinished list.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _BLOCK = 1 << 20
 _BEGIN = re.compile(r"(?:\xef\xbb\xbf)?\s*\[")
 _BRACKETS = re.compile(rb'["{}\[\]]')
 _IN_TEXT = re.compile(rb'["\\]')
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\],]', re.S)
+_CUT = "the file ends within an item: the items before it were read"
 _BETWEEN = re.compile(r"\s*(?:,|\]\s*\[?)?\s*")
 """The separator of two items. Another list may follow a list."""
 
@@ -48,13 +51,15 @@ class JsonFile(Container):
         found = items(partial(_opened, path), after, line)
         if not is_list:
             with suppress(ValueError):  # several documents, or a damaged one
-                found = iter([FoundDocument(0, 1, 1, 1, _load(path))][after:])
+                document, problem = _load(path)
+                cut = [FoundDocument(1, 0, 1, 2, problem=problem)] if problem else []
+                found = iter([FoundDocument(0, 1, 1, 1, document), *cut][after:])
         yield from found
 
     def read(self, path: Path, offset: int, length: int) -> object:
         try:
             if length == 1:
-                return _load(path)
+                return _load(path)[0]
             with _opened(path, offset) as file:
                 return loads(file.read(length))
         except ValueError as error:
@@ -75,6 +80,14 @@ def is_long_line(stream: BufferedIOBase) -> bool:
         if part.endswith(b"\n"):
             break
     return length > MAX_DOCUMENT and not stream.read(_BLOCK).strip()
+
+
+def is_cut(path: Path) -> bool:
+    """Return whether a file is a single line with an object that lacks its end, but has items."""
+    with path.open("rb") as file, suppress(ValueError):
+        line = file.readline(MAX_DOCUMENT + 1)
+        return not line.endswith((b"\n", b"}")) and _mended(line) is not None
+    return False
 
 
 def begins_list(head: bytes) -> bool:
@@ -156,11 +169,41 @@ def _behind(stream: BufferedIOBase, offset: int) -> int | None:
 
 
 @cached_by_file(maxsize=2)
-def _load(path: Path) -> object:
+def _load(path: Path) -> tuple[object, str]:
+    """Return the document of a file, and a sentence if its end is missing."""
     size = os.stat(path).st_size
     if size > 2 << 30:
         raise DumpError(f"{path}: one JSON document of {size >> 20} MiB cannot be read at once; write JSON lines")
-    return loads(path.read_bytes())
+    data = path.read_bytes()
+    try:
+        return loads(data), ""
+    except ValueError as error:
+        with suppress(ValueError):
+            return _mended(data), _CUT
+        raise error
+
+
+def _mended(data: bytes) -> object:
+    """Return an object without its unfinished end, see the top of this file. Raises ValueError if nothing is left."""
+    brackets: list[int] = []
+    commas: list[int] = []
+    for token in _TOKENS.finditer(data):
+        if token[0] in (b"{", b"["):
+            brackets.append(token[0][0])
+            commas.append(0)
+        elif token[0] in (b"}", b"]"):
+            del brackets[-1:], commas[-1:]
+        elif token[0] == b"," and commas:
+            commas[-1] = token.start()
+        if not brackets:
+            break  # the object has an end
+    depth = next((i for i, comma in enumerate(commas) if comma and brackets[i] == ord("[")), None)
+    if depth is None:
+        raise ValueError("it has no whole item")
+    ends = bytes(
+        bracket + 2 for bracket in reversed(brackets[: depth + 1])
+    )  # in ASCII, brackets close 2 after they open
+    return loads(data[: commas[depth]] + ends)
 
 
 def _parsed(line: bytes) -> object:

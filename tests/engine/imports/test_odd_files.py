@@ -74,6 +74,19 @@ def test_a_damaged_character_of_utf_8_leaves_the_others_of_its_line(tmp_path: Pa
     assert opened(file).rollouts.page()[0].prompt == "Grüße \ufffd"
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.95])
+def test_whole_items_of_a_document_without_its_end_are_read(tmp_path: Path, indent: int | None, share: float) -> None:
+    rows = [{"prompt": f"{i}?", "completion": f'it\u0020is ["{i}", {{', "reward": i / 5} for i in range(12)]
+    text = json.dumps({"config": {"a": [1, 2]}, "rollouts": rows}, indent=indent)
+    text = text[: int(len(text) * share)]
+    file = tmp_path / "a.json"
+    file.write_text(text)
+    told = open_dump(file, whole=True).summary
+    assert told["rollouts"] == text.count("},") - 1, "all but the last one, and the configuration is none"
+    assert "the file ends within an item: the items before it were read" in str(told["skipped"])
+
+
 def test_whole_lines_before_the_end_of_a_cut_off_archive_are_read(tmp_path: Path, opened: Open) -> None:
     chance = random.Random(0)
     packed = gzip.compress("".join(row(i, pad=chance.random()) + "\n" for i in range(100)).encode())
