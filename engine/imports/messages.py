@@ -75,7 +75,7 @@ def message(data: Document) -> Message:
     body, thought, calls, errors = _content(content)
     reasoning = data.get("reasoning_content") or data.get("reasoning") or data.get("thinking") or ""
     called = data.get("tool_calls")
-    calls += tuple(call(c) for c in listed(called) or ([called] if mapping(called) else []))
+    calls += tuple(call(c) for c in listed(called) or ([called] if mapping(called) else []) if c is not None)
     if isinstance(data.get("function_call"), Mapping):
         calls += (call(data["function_call"]),)
     error = data.get("error")

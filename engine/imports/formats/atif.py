@@ -100,7 +100,7 @@ def _rewards(result: Document, origin: Origin) -> dict[str, Score]:
 
 def _messages(step: Document) -> list[Message]:
     first = message({**step, "content": step.get("message"), "name": "", "error": None})
-    calls = tuple(call(c) for c in listed(step.get("tool_calls")))
+    calls = tuple(call(c) for c in listed(step.get("tool_calls")) if c is not None)
     reasoning = text(step.get("reasoning_content")) or first.thought
     messages = [replace(first, calls=calls or first.calls, thought=reasoning)]
     for result in objects(at(step, "observation.results")):

@@ -133,6 +133,13 @@ def test_all_parallel_calls_count_and_turns_stay_turns(tmp_path: Path, opened: O
     assert latest[metric.ACTION_SHARE("tool6")] == pytest.approx(1 / 7) and latest[metric.TURNS] == 1
 
 
+def test_null_is_no_call(tmp_path: Path, opened: Open):
+    said = {"role": "assistant", "content": "It is 4.", "tool_calls": [None]}
+    reader = opened(write(tmp_path / "a.jsonl", {"prompt": "2 + 2?", "completion": [said], "reward": 1}))
+    [step] = reader.bodies.trajectory(1).trajectory.steps
+    assert (step.action, step.calls, step.text) == (None, (), "It is 4.")
+
+
 def test_evaluations_and_judges_count_in_no_mean_of_the_training(tmp_path: Path, opened: Open):
     row = {"prompt": "p", "completion": "c", "step": 1}
     rows = [{**row, "reward": r} for r in (0.25, 0.75)]
