@@ -40,3 +40,8 @@ class ConfigError(GrpoTuiError, ValueError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(p) for p in self.problems))
+
+
+def count(value: int, noun: str = "", nouns: str = "") -> str:
+    """Format an integer with thousands separators and its noun: `1,000,000`, `1 token`, `2 tokens`."""
+    return f"{value:,} {noun if value == 1 else nouns or f'{noun}s'}" if noun else f"{value:,}"

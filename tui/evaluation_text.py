@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..engine.evaluation.results import Comparison, Difference, Evaluation
 from ..engine.evaluation.statistics import Interval
-from .format import MINUS
+from .format import MINUS, count
 
 
 def powers(samples: int) -> list[int]:
@@ -34,9 +34,10 @@ def summary(results: Sequence[Evaluation]) -> dict[str, list[str]]:
 
 def difference(c: Comparison) -> list[str]:
     """Format a paired comparison as lines."""
-    lines = [f"{c.second.name} against {c.first.name}, paired over {c.reward.interval.n} tasks"]
+    lines = [f"{c.second.name} against {c.first.name}, paired over {count(c.reward.interval.n, 'task')}"]
     if c.success is not None:
-        lines += [f"  success {_change(c.success, points=True)}", f"  gained {len(c.gained)} tasks, lost {len(c.lost)}"]
+        lines.append(f"  success {_change(c.success, points=True)}")
+        lines.append(f"  gained {count(len(c.gained), 'task')}, lost {len(c.lost)}")
     lines.append(f"  reward  {_change(c.reward, points=False)}")
     best = c.success or c.reward
     if best.needed:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from ..configs.errors import count as count
+
 if TYPE_CHECKING:
     from ..engine.runs.types import RunInfo
 
@@ -89,11 +91,6 @@ def fitted(value: float | None, cells: int, places: int = 2, signed: bool = Fals
 def whole(value: int | None, cells: int) -> str:
     """Format a whole number for a column: all its digits, or `1.2M` if they do not fit, and `–` for None."""
     return str(value) if value is not None and len(str(value)) <= cells else fitted(value, cells)
-
-
-def count(value: int, noun: str = "") -> str:
-    """Format an integer with thousands separators and its noun: `1,000,000`, `1 token`, `2 tokens`."""
-    return f"{value:,} {noun}{'' if value == 1 else 's'}" if noun else f"{value:,}"
 
 
 def step_text(run: RunInfo) -> str:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 
+from ...configs.errors import count
 from ...configs.schema import RunConfig
 from ...configs.sections import BranchConfig, EvaluationConfig, RolloutsConfig
 from ..launch.find import find_run
@@ -54,7 +55,7 @@ def branch_config(
         record, (row,) = reader.bodies.trajectory(n), reader.rollouts.rows([n])
     steps = record.trajectory.steps
     if not 1 <= step <= len(steps):
-        raise EvaluationError(f"rollout {n} of {info.id} has {len(steps)} steps, and no step {step}")
+        raise EvaluationError(f"rollout {n} of {info.id} has {count(len(steps), 'step')}, and no step {step}")
     if row.split not in (Split.TRAIN, Split.EVAL):
         raise EvaluationError(
             f"rollout {n} of {info.id} belongs to {row.split}: only training and evaluation rollouts can be replayed"

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from ...configs import metric_names as metric
-from ...configs.errors import GrpoTuiError
+from ...configs.errors import GrpoTuiError, count
 from ...configs.schema import RunConfig
 from ..launch.find import list_runs
 from ..launch.settings import read_config
@@ -74,7 +74,7 @@ def _facts(reader: RunReader, config: RunConfig) -> Iterator[str]:
     how = "supervised fine-tuning" if config.mode == "sft" else "GRPO"
     what = "all weights" if config.model.lora is None else f"LoRA of rank {config.model.lora.r}"
     yield (
-        f"`{config.model.base}`, trained by {how} ({what}) for {reader.metrics.last_step():,} steps with "
+        f"`{config.model.base}`, trained by {how} ({what}) for {count(reader.metrics.last_step(), 'step')} with "
         f"[grpo-tui](https://pypi.org/project/grpo-tui/)."
     )
     data = config.sft.data if config.mode == "sft" and config.sft.data else config.data.source

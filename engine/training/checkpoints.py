@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...configs.errors import GrpoTuiError
+from ...configs.errors import GrpoTuiError, count
 from ..runs.durable import find_damage, make_folder, sync_folder, sync_tree, write_checksums
 from ..runs.health.checkpoints import (
     PREFIX,
@@ -94,7 +94,7 @@ def find_start(run_dir: Path) -> Start:
     note += f"resuming from {path.name}"
     newest = max([recorded, *(int(d.path.name.removeprefix(PREFIX)) for d in damaged)])
     if newest > step:
-        note += f"; the {newest - step} steps after it are repeated"
+        note += f"; the {count(newest - step, 'step after it is', 'steps after it are')} repeated"
     elif recorded < step:
         note += f"; steps {recorded + 1} to {step} are missing in the record"
     return Start(step, path, step if step or evaluated else -1, tuple(damaged), note)

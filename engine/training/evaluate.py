@@ -16,6 +16,7 @@ from typing import cast
 import torch
 
 from ...configs import metric_names as metric
+from ...configs.errors import count
 from ...configs.schema import RunConfig
 from ...configs.sections.data import holds_tasks
 from ...rewards.orchestrator import RewardOrchestrator
@@ -134,4 +135,5 @@ def _record_result(run_dir: Path, recorder: StepRecorder) -> None:
         values = {metric.REWARD_GREEDY if greedy else metric.REWARD_SAMPLED: reward.estimate}
     recorder.values(step, {**values, metric.REWARD_MEAN: reward.estimate})
     samples = f", {result.spec.samples} samples each" if result.spec.samples > 1 else ""
-    recorder.event("eval", f"{text} on {len(result.tasks)} tasks{samples}", step=step, split="eval", **facts)
+    text += f" on {count(len(result.tasks), 'task')}{samples}"
+    recorder.event("eval", text, step=step, split="eval", **facts)

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from ...configs.errors import count
 from ...configs.schema import RunConfig
 from ...configs.sections.model import ModelConfig
 
@@ -116,7 +117,7 @@ def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
         yield from (json.dumps(task, ensure_ascii=False) for task in tasks[:rows])
         return
     names = list(tasks[0]["columns"]) if tasks else []
-    yield f"{config.data.source}: {len(tasks)} rows to train on, {len(held_out)} to evaluate on"
+    yield f"{config.data.source}: {count(len(tasks), 'row')} to train on, {len(held_out)} to evaluate on"
     yield f"columns for reward functions: {', '.join(names) or 'none'}"
     form = "texts" if tasks and tasks[0]["plain"] else "lists of messages"
     yield f"reward functions get completions as {form} (data.completions)"
@@ -171,11 +172,13 @@ def _lengths(counted: Sequence[tuple[str, int]], some_only: bool, config: RunCon
     tight = [row for row, size in counted if limit - turn < size < limit]
     if over:
         yield (
-            f"{len(over)} rows leave no room for an answer within training.max_trajectory_tokens ({limit}): "
+            f"{count(len(over), 'row leaves', 'rows leave')} no room for an answer within "
+            f"training.max_trajectory_tokens ({limit}): "
             f"{_listed(over)}; raise it, or leave them out with data.long_prompts: drop"
         )
     if tight:
-        yield f"{len(tight)} rows leave less room than training.max_turn_tokens ({turn}): {_listed(tight)}"
+        few = f"{count(len(tight), 'row leaves', 'rows leave')} less room than training.max_turn_tokens ({turn}): "
+        yield few + _listed(tight)
     if not over and not tight:
         yield f"all leave room for a turn of {turn} tokens within {limit}"
 

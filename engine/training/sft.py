@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, set_seed
 from trl.trainer.sft_config import SFTConfig as TRLConfig
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
+from ...configs.errors import count
 from ...configs.schema import RunConfig
 from ...envs.base import Env
 from ..agents.transformers_agent import TransformersAgent
@@ -93,7 +94,7 @@ def run_sft(
         native_calls=False,  # demonstrations are written in JSON
     )
     demonstrations = collect(config, tokenizer, agent.knows, vision)
-    recorder.event("phase", f"learning from {len(demonstrations)} demonstrations", name="sft")
+    recorder.event("phase", f"learning from {count(len(demonstrations), 'demonstration')}", name="sft")
     assert isinstance(tokenizer.pad_token_id, int)  # set for every loaded tokenizer
     padded = DataCollatorForLanguageModeling(tokenizer.pad_token_id)
     trainer = ResumableSFTTrainer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -388,6 +389,29 @@ async def test_a_key_pressed_before_a_list_is_read_acts_once_it_is_there(
         assert getattr(app.screen, "view", "") == view
 
 
+async def test_one_of_a_thing_is_not_plural(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "run")
+    step = Step(0, "It is 4.", needs_call=False)
+    writer.trajectories(1, [TrajectoryRecord(Trajectory("first", "env", "p", "g", 0, "2 + 2?", (step,)))])
+    writer.close()
+    async with running(tmp_path, Trajectories(tmp_path / "run")) as app:
+        views = set()
+        for keys in (
+            (),
+            ("z",),
+            ("a",),
+            ("escape", "x"),
+            ("escape", "escape", "v"),
+            ("i",),
+            ("escape", "B"),
+            ("enter", "enter"),
+        ):
+            text = await app.press(*keys)
+            views.add(app.view)
+            assert not (found := re.findall(r"(?<![\d,.])1 [a-z]{3,}s\b", text)), (keys, found)
+        assert views == {"trajectories", "groups", "side by side", "scatter", "live", "timeline", "behavior", "stepper"}
+
+
 async def test_a_timer_that_is_delivered_late_hides_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timers: list[Callable[[], object]] = []
     set_timer = PagedScreen.set_timer
@@ -398,7 +422,7 @@ async def test_a_timer_that_is_delivered_late_hides_nothing(run: Path, monkeypat
 
     monkeypatch.setattr(PagedScreen, "set_timer", kept)
     async with running(run.parent, Stepper(run, 5)) as app:
-        for shown in ("step 1/", "steps differ"):
+        for shown in ("step 1/", "step differs"):
             assert timers and shown in app.text
             for late in timers:
                 late()

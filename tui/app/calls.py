@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from ...engine.runs.types import Call, Step, Trajectory
+from ..format import count
 from ..text import FIELD_LIMIT, width
 from .kinds import by_path
 
@@ -201,7 +202,7 @@ def _shown(name: str, values: dict[str, Any], root: str) -> Shown:
         rest = _others(values, {path, content})
         if content:
             lines = values[content].count("\n") + 1
-            return Shown(verb, where, note=f"{lines:,} line{'s' * (lines != 1)}", arguments=[
+            return Shown(verb, where, note=count(lines, "line"), arguments=[
                 *rest, CallArgument("", values[content], by_path(values[path]))])  # fmt: skip
         return _with_small(Shown(verb, where, arguments=rest, result_kind=by_path(values[path])))
     if url := _text(values, _URL):

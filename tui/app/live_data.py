@@ -18,7 +18,7 @@ from ...engine.runs.errors import RecordError
 from ...engine.runs.health.headline import RATE_WINDOW
 from ...engine.runs.read.reader import RunReader
 from ...engine.runs.types import Event, RunInfo
-from ..format import finite_mean
+from ..format import count, finite_mean
 
 Severity = Literal["failure", "warning", "asked", "hint", "good"]
 SEVERITIES: tuple[Severity, ...] = ("failure", "warning", "asked", "hint", "good")
@@ -76,7 +76,7 @@ def tally(found: Sequence[LiveFinding]) -> str:
     for severity in ("failure", "warning", "hint"):
         n = sum(f.severity == severity for f in found)
         if n:
-            words.append(f"{n} {severity}{'' if n == 1 else 's'}")
+            words.append(count(n, severity))
     return ", ".join(words)
 
 

@@ -14,6 +14,7 @@ from ...engine.runs.health.checkpoints import checkpoint_folder, policies
 from ...engine.runs.read.reader import RunReader
 from ...engine.runs.search.query import Query
 from ...engine.runs.types import RunInfo
+from ..format import count
 from .common import Home, Importers, JsonOption, Maps, RunOrDump, fail, json_line, say, warn
 from .dumps import run_or_dump
 
@@ -51,8 +52,8 @@ def bisect(
             say(json_line({"by": "record", **vars(found)}))
             return
         verb = "became more common" if found.after > found.before else "became less common"
-        rollouts = sum(n for _, n, _ in counts)
-        say(f"step {found.step} (95 %: {found.low} to {found.high}): the behaviour {verb} ({rollouts:,} rollouts)")
+        rollouts = count(sum(n for _, n, _ in counts), "rollout")
+        say(f"step {found.step} (95 %: {found.low} to {found.high}): the behaviour {verb} ({rollouts})")
         say(f"  {found.before:.1%} of the rollouts before, {found.after:.1%} from this step on")
         say(f"  first seen at step {found.seen}")
         shown_by = f"({behaviour}) and step>={found.step}"

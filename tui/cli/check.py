@@ -17,6 +17,7 @@ from ...engine.runs.control.alerts import suggestion
 from ...engine.runs.errors import RecordError
 from ...engine.runs.paths import CONFIG_FILE
 from ...engine.runs.types import RunInfo
+from ..format import count
 from .common import ExitCode, Home, Importers, Maps, RunOrDump, fail, json_line, say, warn
 from .dumps import argument_of, run_or_dump
 
@@ -67,11 +68,7 @@ def check(
     for problem in problems:
         warn(f"not read: {problem}")
     if not (found or as_json or (problems and not total)):
-        say(
-            f"nothing found in {total:,} rollouts"
-            if total or not measured
-            else f"nothing found in {measured:,} metrics"
-        )
+        say(f"nothing found in {count(total, 'rollout') if total or not measured else count(measured, 'metric')}")
     for name, needs in diagnosis.unchecked().items():
         message = f"not checked: {name} needs {needs}"
         lacking = {"detector": name, "severity": "not checked", "message": message, "trajectories": [], "step": None}

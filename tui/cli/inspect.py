@@ -17,7 +17,7 @@ from ...engine.runs.search.conditions import TEXTS
 from ...engine.runs.search.query import Query
 from ...engine.runs.types import RunInfo, TrajectoryRow
 from ..app.destinations import Destination, Live, Stepper, Trajectories
-from ..format import mark, number, step_text
+from ..format import count, mark, number, step_text
 from ..plain import read_whole, trajectory_data
 from ..text import line
 from .app import open_dumped, open_run
@@ -188,7 +188,8 @@ def _print_rendered(reader: RunReader, at: str) -> None:
     n, step = _place(reader, at)
     record = reader.bodies.trajectory(n)
     if step is not None and step >= len(record.trajectory.steps):
-        fail(f"--at: rollout {n} has {len(record.trajectory.steps)} steps, and no step {step + 1}", ExitCode.NOT_FOUND)
+        steps = count(len(record.trajectory.steps), "step")
+        fail(f"--at: rollout {n} has {steps}, and no step {step + 1}", ExitCode.NOT_FOUND)
     for text in text_lines(record, step, page_width()):
         say(text)
 
@@ -208,17 +209,17 @@ def summary(reader: RunReader, info: RunInfo) -> dict[str, object]:
 def _print_summary(reader: RunReader, info: RunInfo) -> None:
     dump = info.facts.get("dump")
     name = argument_of(info)
-    step, count = step_text(info), f"{reader.rollouts.total():,} trajectories"
+    step, stored = step_text(info), count(reader.rollouts.total(), "trajectory", "trajectories")
     if dump:
         where = f"up to step {step}" if step != "–" else "without steps"
-        say(f"dump {quote(str(dump))}: {info.environment}, {count} {where}")
+        say(f"dump {quote(str(dump))}: {info.environment}, {stored} {where}")
         means = ", ".join(f"{k} {number(v)}" for k, v in (info.facts.get("means") or {}).items())
         if means:
             say(f"means of all rollouts: {means}")
     else:
         place = mask_text(address_of(Path(info.path)) or info.path)
         say(f"run {name}: {info.status} at step {step}, mode {info.mode or 'not recorded'}, in {place}")
-        say(f"environment {info.environment}, model {info.model}, {count}")
+        say(f"environment {info.environment}, model {info.model}, {stored}")
     if info.error:
         say(f"error: {(info.error.strip().splitlines() or ['unknown'])[-1]}")
     for metric, value in sorted(reader.metrics.latest().items()):

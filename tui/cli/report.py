@@ -23,7 +23,7 @@ from ...engine.runs.search.query import Query
 from ...engine.runs.search.views import Count
 from ...engine.runs.types import RunInfo, StepReward, TrajectoryRecord, TrajectoryRow
 from ..app.rollout_fields import END, PROMPT, Field, RolloutTexts
-from ..format import number, step_text
+from ..format import count, number, step_text
 from ..text import clip, literal
 from .common import ExitCode, fail, say
 from .dumps import dump_notes, opened
@@ -104,7 +104,7 @@ def page(runs: Sequence[RunInfo], picture: str, query: Query) -> str:
 
 
 def _facts(run: RunInfo, reader: RunReader) -> str:
-    state = f"{run.status} at step {step_text(run)} · {reader.rollouts.total():,} trajectories"
+    state = f"{run.status} at step {step_text(run)} · {count(reader.rollouts.total(), 'trajectory', 'trajectories')}"
     facts = " · ".join(t for t in (run.id, run.mode, run.environment, run.model, state) if t)
     read = dump_notes(run.facts) if run.facts.get("dump") else ()
     items = "".join(f"<li>{escape(text)}</li>\n" for text in read)

@@ -14,7 +14,7 @@ from ...engine.launch.find import find_run
 from ...engine.launch.settings import read_config
 from ...engine.runs.paths import CONFIG_FILE
 from ...engine.runs.read.reader import RunReader
-from ..format import MINUS
+from ..format import MINUS, count
 from .common import ExitCode, Home, JsonOption, SetOption, ask, fail, json_line, say
 from .config import load
 from .train import own
@@ -70,12 +70,13 @@ def judged(old: RunConfig, new: RunConfig, folder: str) -> Judged | None:
 
 def _show(result: Rescored, reference: str) -> None:
     before, after = result.reward
-    say(f"{result.rollouts:,} rollouts in {result.groups:,} groups: mean reward {before:.3f} → {after:.3f}")
+    scored = f"{count(result.rollouts, 'rollout')} in {count(result.groups, 'group')}"
+    say(f"{scored}: mean reward {before:.3f} → {after:.3f}")
     say(f"{len(result.gained):,} groups gain a signal, {len(result.lost):,} lose it")
     share = len(result.flips) / max(result.rollouts, 1)
     say(f"{len(result.flips):,} advantages change sign ({share:.1%} of the rollouts)")
-    for cause, count in result.causes.most_common():
-        say(f"  {count:,} because of {cause}")
+    for cause, flips in result.causes.most_common():
+        say(f"  {flips:,} because of {cause}")
     strongest = sorted(result.flips, key=lambda f: -abs(f.after - f.before))[:SHOWN]
     for f in strongest:
         change = f"{f.before:+.2f} → {f.after:+.2f}".replace("-", MINUS)

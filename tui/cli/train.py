@@ -196,7 +196,8 @@ def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:
         folder = adapters_dir(section.output_dir, Path(run.path).name)
         if folder.is_dir():
             say(
-                f"run {run.id} has finished all {total} steps. Its adapters are in {folder}. "
+                f"run {run.id} has finished {'its step' if total == 1 else f'all {total} steps'}. "
+                f"Its adapters are in {folder}. "
                 f"For more steps: grpo-tui train --resume {run.id} --set {key}.max_steps={2 * total}"
             )
             raise typer.Exit(ExitCode.OK)

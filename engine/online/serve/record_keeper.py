@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....configs import metric_names as metric
+from ....configs.errors import count
 from ....configs.sections.online import KLConfig
 from ...record.step_recorder import MetricSink
 from ...runs.schema import JOURNAL_POSITION, recorded_position
@@ -209,7 +210,8 @@ class RecordKeeper:
     def _snapshot(self, step: int, row: JournalRow) -> None:
         values = row.row
         action, version = values.get("action"), values.get("version")
-        message = str(values.get("message") or f"Version {version} {action}, with {values.get('update')} updates.")
+        updates = count(int(values.get("update") or 0), "update")
+        message = str(values.get("message") or f"Version {version} {action}, with {updates}.")
         if version is not None and action in ("published", "rolled_back"):
             self.metrics(step, {metric.SNAPSHOT_VERSION: float(version)})
         if action in ("held", "released"):
@@ -221,8 +223,9 @@ class RecordKeeper:
         self.metrics(step, {m: values[k] for k, m in VALIDATION_METRICS.items() if values.get(k) is not None})
         if "live" not in values:  # only unrelated texts were measured
             return
+        updates = count(int(values.get("update") or 0), "update")
         message = (
-            f"After {values.get('update')} updates: live {values['live']:.0%}, smoothed {values['ema']:.0%} of "
+            f"After {updates}: live {values['live']:.0%}, smoothed {values['ema']:.0%} of "
             f"{values.get('n')} held-out tasks."
         )
         self._event("eval", message, step, row, "live", "n", "update", split="validation", greedy=values["ema"])

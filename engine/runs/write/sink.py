@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import orjson
 
+from ....configs.errors import count
 from ..health.headline import NAMES, Summary
 from ..paths import DATABASE
 from .items import Entry, Item, MetricsItem, PositionsItem, SavedImage, TrajectoriesItem, Write
@@ -79,7 +80,7 @@ class WriteTrouble:
         due = self.now is not None and not self._quiet
         if not due and (self._reported_lately() or not lost):
             return None
-        message = f"{self._reason}: {lost} rows are missing from the record"
+        message = f"{self._reason}: {count(lost, 'row is', 'rows are')} missing from the record"
         if not lost:
             message = f"{self._reason}, but nothing was lost"
         return News(message, self._reason, lost)

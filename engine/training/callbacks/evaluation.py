@@ -10,6 +10,7 @@ from typing import Any
 from transformers import TrainerControl, TrainerState
 
 from ....configs import metric_names as metric
+from ....configs.errors import count
 from ...agents.remote.agent import RemoteAgent
 from ...evaluation.statistics import rate_interval
 from ...policy.prepared import acting
@@ -110,7 +111,7 @@ class HeldOutEvaluation(RunCallback):
         self.recorder.trajectories(step, greedy.rollouts, "eval")
         for observer in self.observers:
             observer(step, greedy.rollouts, None if graded else sampled.success)
-        tasks = f"{summary} at temperature 1 ({greedy.n} tasks)"
+        tasks = f"{summary} at temperature 1 ({count(greedy.n, 'task')})"
         self.recorder.event("eval", tasks, step=step, split="eval", n=greedy.n, **values)
         if graded and not self._reported_graded:
             self._reported_graded = True

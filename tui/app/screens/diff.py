@@ -8,6 +8,7 @@ from functools import partial
 from ....engine.runs.errors import RecordError
 from ....engine.runs.read.reader import RunReader
 from ....engine.runs.types import TrajectoryRecord, TrajectoryRow
+from ...format import count
 from ..bindings import DIFF
 from ..comparison import RolloutComparison
 from ..data import Reads
@@ -62,7 +63,8 @@ class DiffScreen(PagedScreen):
         right = Line(p)
         if self.rows:
             right.add(f"other {self.at + 1} of {len(self.rows)}", p.muted)
-            right.add(f"   {len(self.body.differing())} steps differ", p.warn)
+            differing = count(len(self.body.differing()), "step differs", "steps differ")
+            right.add(f"   {differing}", p.warn)
         return left, right
 
     def hint_label(self, action: str, label: str) -> str:

@@ -13,7 +13,7 @@ from ....configs.errors import GrpoTuiError
 from ....engine.runs.notes import Note
 from ....engine.runs.search.query import Query
 from ...export import write
-from ...format import fixed
+from ...format import count, fixed
 from ...plain import Whole, trajectory_data
 from ..data import Reads
 from ..destinations import Branching, Diff, Groups, SideBySide
@@ -120,7 +120,7 @@ class OutlinePanel(FlowPane):
         before, self.of, self.step = self.step, outline, step
         self.title = "steps"
         if outline.filter:
-            self.title = f"{len(outline.listed)} of {len(outline.entries)} steps · {outline.filter}"
+            self.title = f"{len(outline.listed)} of {count(len(outline.entries), 'step')} · {outline.filter}"
         if not same:
             self.changed(keep_scroll=False)
         elif before != step:

@@ -14,6 +14,7 @@ from ....engine.launch import LaunchError
 from ....engine.launch.stop import delete_run, rename_run
 from ....engine.runs.control.requests import request
 from ....engine.runs.health.headline import Headline
+from ...format import count
 from ..bindings import RUNS
 from ..curves import Series
 from ..destinations import Branching, Compare, Destination, Live, Trajectories
@@ -109,7 +110,7 @@ class RunsScreen(TableScreen):
             right.add(f"● {running} running  ", p.good)
         dumps = sum(row.dump for row in self.rows)
         counts = [(len(self.rows) - dumps, "run"), *([(dumps, "dump")] if dumps else [])]
-        return left, right.add(" · ".join(f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts), p.muted)
+        return left, right.add(" · ".join(count(n, what) for n, what in counts), p.muted)
 
     def _marked(self, width: int) -> Line:
         """Return the number of marked runs, with as many of their means as fit."""

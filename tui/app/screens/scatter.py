@@ -112,7 +112,7 @@ class ScatterChart(Chart):
             return ""
         n = cloud.cells[x, y][0]
         ranges = [f"{a.name} {a.edge(i)} to {a.edge(i + 1)}" for a, i in ((cloud.x, x), (cloud.y, y))]
-        return " · ".join([*ranges, f"{count(n)} rollout{'' if n == 1 else 's'}"])
+        return " · ".join([*ranges, count(n, "rollout")])
 
 
 def _spread(cells: int, room: int) -> list[tuple[int, bool]]:
@@ -152,7 +152,7 @@ class ScatterScreen(GrowingScreen):
     def header(self, width: int) -> tuple[Line, Line]:
         p, cloud = self.palette, self.plot.cloud
         left = self.heading(f"{self.y} over {self.x}" if self.x else "scatter", width)
-        return left, Line(p).add(f"{count(cloud.rollouts)} rollouts" if cloud is not None else "", p.muted)
+        return left, Line(p).add(count(cloud.rollouts, "rollout") if cloud is not None else "", p.muted)
 
     def reread(self) -> None:
         if self.is_attached:

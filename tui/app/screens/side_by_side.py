@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ....engine.runs.errors import RecordError
 from ....engine.runs.read.reader import RunReader
 from ....engine.runs.types import TrajectoryRecord, TrajectoryRow
+from ...format import count
 from ..bindings import BESIDE
 from ..data import Reads
 from ..destinations import Stepper
@@ -57,7 +58,8 @@ class SideBySideScreen(PagedScreen):
             return self.heading("group", width), Line(p)
         last = min(self.first + self.columns, len(self.rows))
         left = self.heading(f"group {self.rows[0].group}"[: max(8, width // 3)], width)
-        return left, Line(p).add(f"{self.first + 1}–{last}", p.strong).add(f" of {len(self.rows)} rollouts", p.muted)
+        every = count(len(self.rows), "rollout")
+        return left, Line(p).add(f"{self.first + 1}–{last}", p.strong).add(f" of {every}", p.muted)
 
     def on_mount(self) -> None:
         self.run_worker(self._start(), group="group")

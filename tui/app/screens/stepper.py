@@ -283,4 +283,4 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
 
     def action_copy(self) -> None:
         lines = self.scrolled.copied
-        self.copy("\n".join(lines), f"{count(len(lines))} lines")
+        self.copy("\n".join(lines), count(len(lines), "line"))

@@ -140,7 +140,7 @@ class TimelineScreen(TableScreen):
         p, row, left = self.palette, self.table.current, self.heading("timeline", width)
         if isinstance(row, Timings):
             left.add(f" · step {row.step}", p.accent)
-        return left, Line(p).add(f"{count(len(self.steps))} steps" if self.steps else "", p.muted)
+        return left, Line(p).add(count(len(self.steps), "step") if self.steps else "", p.muted)
 
     def on_mount(self) -> None:
         self.run_worker(self._read(), group="timeline")

@@ -80,7 +80,7 @@ class Heads(ColumnsPane):
         if row.advantage is not None:
             line.whole(f"  A {fixed(row.advantage, signed=True)}", p.sign(row.advantage), cells - line.width)
         facts = [
-            f"{whole(row.turns, 6)} turns",
+            f"{whole(row.turns, 6)} turn{'' if row.turns == 1 else 's'}",
             *([f"{whole(row.tokens, 7)} tokens"] if row.tokens is not None else []),
         ]
         facts += [f"✗{row.penalties}"] if row.penalties else []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.style import Style
 
 from ....engine.runs.types import Event, NeighbourVote, Served, TrajectoryRecord, Use
-from ...format import MINUS, fixed, number, percent, version_text
+from ...format import MINUS, count, fixed, number, percent, version_text
 from ...plain import Whole
 from ...text import width as cells_of
 from ...text import wrap
@@ -105,7 +105,7 @@ def _validation(p: Palette, update: object, validations: Sequence[Event], width:
     before = next((e for e in reversed(known) if e.data["update"] < update), None)
     if after is None:
         return _field(p, "Δ validation", ["not measured yet"], p.faint, width)
-    parts = [f"{percent(after.data['live'])} after {after.data['update']} updates"]
+    parts = [f"{percent(after.data['live'])} after {count(after.data['update'], 'update')}"]
     if before is not None:
         change = 100 * (after.data["live"] - before.data["live"])
         several = after.data["update"] - before.data["update"]
