@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import fcntl
 import gc
@@ -70,6 +71,7 @@ VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLEL
 ANEW = "IMPORT_ANEW"
 """A process with this variable imports the product again: another copy of it, or with another `sitecustomize`. The
 libraries stay imported."""
+LARGE_PAGE = 2 << 20
 
 _address: str | None = None
 _light_address: str | None = None
@@ -299,6 +301,8 @@ def serve(address: str, owner: int, *, light: bool = False) -> None:
     if not light:
         _warm_up()
         _end_quickly()
+        gc.collect()
+        _use_large_pages()
     warnings.filterwarnings("ignore", ".* found in sys.modules after import", RuntimeWarning)  # of `python -m`
     gc.collect()
     gc.freeze()
@@ -365,6 +369,19 @@ def _end_quickly() -> None:
     atexit.unregister(dump_compile_times)
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False
+
+
+def _use_large_pages() -> None:
+    """Bring the memory into pages of 2 MB, where Linux does that: a fork and its end take half of the time then."""
+    madvise, collapse = ctypes.CDLL(None).madvise, 25
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            addresses, rights, *_, inode = line.split()[:5]
+            if (rights, inode) == ("rw-p", "0"):
+                start, end = (int(address, 16) for address in addresses.split("-"))
+                start = -(-start // LARGE_PAGE) * LARGE_PAGE
+                if start + LARGE_PAGE <= end:
+                    madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), collapse)
 
 
 def _tell_ends(asked: dict[int, socket.socket]) -> None:

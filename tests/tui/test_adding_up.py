@@ -14,6 +14,7 @@ from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.tui.app.destinations import Groups, Live, Stepper, Trajectories
 from grpo_tui.tui.format import MINUS, fixed
+from tests.forked import forked_processes
 
 from .drive import running
 
@@ -97,7 +98,8 @@ async def test_a_group_has_one_mean_and_one_spread_on_every_screen(run: Path) ->
 
 async def test_a_reward_is_one_number_in_the_list_the_stepper_and_in_json(run: Path) -> None:
     command = [sys.executable, "-m", "grpo_tui.tui.cli", "inspect", "ab12", "--runs-dir", str(run.parent)]
-    said = subprocess.run([*command, "--json", "--trajectory", "160"], capture_output=True, text=True, check=True)
+    with forked_processes():
+        said = subprocess.run([*command, "--json", "--trajectory", "160"], capture_output=True, text=True, check=True)
     data = json.loads(said.stdout)
     steps = data["breakdown"]["steps"]
     assert sum(s["total"] for s in steps) == pytest.approx(data["breakdown"]["total"])

@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import os
 import pkgutil
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +15,9 @@ from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 
 import grpo_tui.tui
+from tests.forked import ANEW
 
-from .terminal import ESCAPE, Terminal
+from .terminal import ESCAPE, app_terminal
 
 SEAM = "grpo_tui.tui.app.inside_textual"
 BASES = (App, Screen, ModalScreen, Widget)
@@ -117,8 +116,8 @@ def test_no_private_name_of_textual_is_used_elsewhere(name: str) -> None:
 )
 def test_the_app_runs_where_textual_is_another_one_inside(run: Path, tmp_path: Path, change: str, after: str) -> None:
     program = OPEN.format(change=change, after=after)
-    command = ["env", f"XDG_STATE_HOME={tmp_path}", sys.executable, "-c", program, str(run)]
-    with Terminal(command, cwd=tmp_path, env=os.environ, rows=30, columns=120) as screen:
+    variables = {"XDG_STATE_HOME": tmp_path, ANEW: 1}
+    with app_terminal("-c", program, str(run), cwd=tmp_path, size=(120, 30), variables=variables) as screen:
         screen.see("1 of 320", "SEGMENT")
         screen.press("j\r")
         screen.see("step 1/", "ab12 · 2 of 320")

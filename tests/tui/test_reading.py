@@ -36,6 +36,7 @@ from grpo_tui.tui.app.theme import THEMES, Palette
 from grpo_tui.tui.app.widgets.line import Line
 from grpo_tui.tui.app.widgets.rendering import Renderer
 from grpo_tui.tui.app.widgets.text_layout import Flow, FlowPart
+from tests.forked import forked_processes
 
 from .drive import running
 from .test_hostile import NASTY, nasty_record
@@ -375,11 +376,11 @@ def test_a_hostile_rollout_is_safe_in_every_printed_form() -> None:
 
 
 def test_inspect_prints_one_step_in_a_pipe(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from grpo_tui.tui.entry import main; main()", "inspect"]
-    command.append(str(made.write_kinds(tmp_path)))
-    shown = subprocess.run([*command, "--at", "1/3", "--text"], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "grpo_tui.tui.entry", "inspect", str(made.write_kinds(tmp_path))]
+    with forked_processes():
+        shown = subprocess.run([*command, "--at", "1/3", "--text"], capture_output=True, text=True, check=True)
+        missing = subprocess.run([*command, "--at", "1/99", "--text"], capture_output=True, text=True)
     assert "✓ edit app/util.py" in shown.stdout and "─ 2 ─" not in shown.stdout
-    missing = subprocess.run([*command, "--at", "1/99", "--text"], capture_output=True, text=True)
     assert missing.returncode == 3 and "has 9 steps, and no step 99" in missing.stderr
 
 
