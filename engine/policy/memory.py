@@ -26,7 +26,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a 4-bit weight, with one scale per 64 weights, and one per 256 scales."""
 OVERHEAD = GIB
-"""Additional bytes for the CUDA context, kernels and the allocator."""
+"""Additional bytes for the CUDA context, kernels and the allocator, or for Python and its libraries."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,7 @@ def need(shape: ModelShape, config: RunConfig) -> MemoryNeed:
 
 def told(config: RunConfig) -> Iterator[str]:
     """Yield the lines to print. Raises ModelLoadError."""
+    from ...configs.model_facts import device_of
     from .sources import ModelLoadError, explain, load_known
 
     known = load_known(config.model, "config of")
