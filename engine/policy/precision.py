@@ -59,21 +59,27 @@ def set_arithmetic(model: nn.Module, config: ModelConfig) -> None:
     base: PreTrainedModel = base_of(model)  # type: ignore[assignment]
     compute, sampling = getattr(torch, config.compute), getattr(torch, config.sampling)
     arithmetic = base.arithmetic = Arithmetic(compute, sampling)  # type: ignore[assignment]
+    head = base.get_output_embeddings()
+    converting: set[Any] = {head}
+    """Layers that convert their weights in each call."""
     for module in base.modules():
-        if not isinstance(module, nn.Linear):
-            for parameter in module.parameters(recurse=False):
-                if parameter.dim() not in (2, 3):  # norms, and a convolution over patches (SmolVLM takes its dtype)
-                    parameter.data = parameter.data.float()
         if type(module) is LoraLinear and type(module.base_layer) is nn.Linear:
             module.arithmetic = arithmetic  # type: ignore[assignment]
             module.forward = types.MethodType(_lora_linear, module)
+            converting.add(module.base_layer)
+    for module in base.modules():
+        # Autocast converts the weights of products, but not to float32. All else is float32: norms, and a convolution
+        # over patches, whose format SmolVLM takes for the features.
+        for parameter in () if module in converting else module.parameters(recurse=False):
+            product = isinstance(module, nn.Linear) or parameter.dim() in (2, 3)
+            if compute == torch.float32 or not product:
+                parameter.data = parameter.data.float()
     # Bound methods, not closures: a deep copy of the model gets its own.
     body: nn.Module = base.base_model
     body.arithmetic = arithmetic  # type: ignore[assignment]
     body.forward = types.MethodType(_body, body)
     tokens = base.get_input_embeddings()
     tokens.forward = types.MethodType(_float_embedding, tokens)
-    head = base.get_output_embeddings()
     if type(head) is nn.Linear:
         head.arithmetic = arithmetic  # type: ignore[assignment]
         head.forward = types.MethodType(_float_logits, head)

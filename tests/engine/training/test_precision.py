@@ -31,6 +31,7 @@ from .runs import make_run
 
 HALF = {"weights": "bfloat16", "compute": "bfloat16", "sampling": "bfloat16"}
 MASTER = {**HALF, "weights": "float32"}
+STORED = {"weights": "bfloat16", "compute": "float32", "sampling": "float32"}
 
 
 def half_policy(lora: bool = True, formats: dict[str, str] = HALF) -> Any:
@@ -153,7 +154,7 @@ def test_small_updates_of_adapters_reach_the_policy():
     assert delivered["peft"] < 0.8, "the form that loses them"
 
 
-@pytest.mark.parametrize(("lora", "formats"), [(True, HALF), (False, MASTER), (False, HALF)])
+@pytest.mark.parametrize(("lora", "formats"), [(True, HALF), (False, MASTER), (False, HALF), (False, STORED)])
 def test_the_unchanged_policy_has_no_kl_and_nothing_is_clipped(tmp_path, lora, formats):
     model = half_policy(lora, formats)
     trainer = make_trainer(tmp_path, playback_rows(4), model=model, beta=0.1, max_steps=1, learning_rate=1e-3)
