@@ -187,12 +187,13 @@ class RewardFunction:
     def arguments(self, completions: Completions, logged: Logged) -> dict[str, object]:
         """Return the keyword arguments of a call: all if the function takes `**kwargs`, else those it names.
 
-        Copies the columns, because rollouts of the same row and later steps share their values.
+        Copies everything, because a function may change it: rollouts of the same row and later steps share the columns,
+        and the next function reads the same messages.
         """
         arguments: dict[str, object] = {
             **{name: [copy.deepcopy(value) for value in values] for name, values in completions.columns.items()},
-            "prompts": list(completions.prompts),
-            "completions": list(completions.completions),
+            "prompts": [copy.deepcopy(prompt) for prompt in completions.prompts],
+            "completions": [copy.deepcopy(completion) for completion in completions.completions],
             "completion_ids": [list(ids) for ids in completions.completion_ids],
             "log_extra": logged.log_extra,
             "log_metric": logged.log_metric,

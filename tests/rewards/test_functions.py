@@ -76,6 +76,15 @@ def huge(completions, **kwargs):
 def overflows(completions, **kwargs):
     return [math.exp(100) for c in completions]
 
+def rewrites(prompts, completions, **kwargs):
+    for prompt, completion in zip(prompts, completions):
+        prompt.clear()
+        completion[0]["content"] = "nothing"
+    return [0.0 for c in completions]
+
+def lengths(prompts, completions, **kwargs):
+    return [len(p) + len(c[0]["content"]) for p, c in zip(prompts, completions)]
+
 def takes(completions, tests, **kwargs):
     for t in tests:
         t.pop()
@@ -206,6 +215,14 @@ def test_a_function_that_changes_its_columns_changes_nothing_for_others(path):
     for _ in range(2):
         assert [score.value for (score,) in functions.score(asked).by_row] == [2.0, 2.0]
     assert tests == ["a", "b"]
+
+
+def test_a_function_that_rewrites_its_messages_changes_nothing_for_the_next(path):
+    messages = [[{"role": "assistant", "content": "yes"}]]
+    asked = Completions(messages, messages, [[1]], {}, ["row 1"])
+    functions = RewardFunctions.load({path("rewrites"): 1.0, path("lengths"): 1.0})
+    ((_, length),) = functions.score(asked).by_row
+    assert length.value == 4.0
 
 
 def test_a_file_in_another_folder_imports_what_lies_beside_it(tmp_path: Path):
