@@ -15,6 +15,8 @@ from ..voting import Gate, Vote, canonical
 from .requests import Request
 from .texts import Written
 
+UNSCORED = "the reward functions failed: "
+"""Begins the reason of a gate that is closed because the samples have no scores."""
 OPEN_S = 60.0
 """After this time, a turn is recorded without its continuation."""
 

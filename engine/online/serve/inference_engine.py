@@ -37,7 +37,7 @@ from ...runs.types import GateCode, NeighbourVote, Served, TrajectoryRecord
 from ..store.images import ImageFolder
 from ..store.update_task import UpdateTask
 from ..voting import Gate, Vote, canonical, gate, vote
-from .answers import Answer, answer_of, answered, labelled
+from .answers import UNSCORED, Answer, answer_of, answered, labelled
 from .conversations import Conversations
 from .experience_buffer import ExperienceBuffer
 from .requests import Request, Sampling
@@ -282,7 +282,7 @@ class InferenceEngine:
         try:
             samples = self.judge(answer.samples, [answer.request.row] * len(answer.samples), answer.request.number)
         except RewardFunctionError as error:
-            return replace(answer, gate=Gate(GateCode.NO_LABEL, f"the reward functions failed: {error}"))
+            return replace(answer, gate=Gate(GateCode.NO_LABEL, f"{UNSCORED}{error}"))
         scored = [s.trajectory if s.trajectory is not None and s.trajectory.steps[-1].scores else None for s in samples]
         judged = labelled(answer, samples, [None if t is None else bool(t.correct) for t in scored])
         return judged if any(scored) else replace(judged, gate=Gate(GateCode.NO_LABEL, "no sample has a score"))

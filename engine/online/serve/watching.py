@@ -21,7 +21,7 @@ from ...runs.control.requests import request
 from ...runs.control.status import ENDED, is_elsewhere, process_state
 from ...runs.paths import OnlineFolder
 from ..store.update_queue import QueueError, UpdateQueue
-from .answers import Answer
+from .answers import UNSCORED, Answer
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ RESTART_S = 10.0
 ATTEMPTS = 3
 """Validation is not restarted after this many failures in a row without progress."""
 FAILURES = 5
-"""Number of requests in a row that fail in the environment before this is reported."""
+"""Number of requests in a row that fail in the environment or reward functions before this is reported."""
 
 
 @dataclass
@@ -232,7 +232,7 @@ class ValidationProcess:
 
 @dataclass
 class FailureWatch:
-    """Reports an environment that fails for every request, once per series of failures.
+    """Reports an environment or reward functions that fail for every request, once per series of failures.
 
     event: see `RecordKeeper.event`.
     """
@@ -242,8 +242,12 @@ class FailureWatch:
 
     def look(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
-            self._consecutive = self._consecutive + 1 if answer.error else 0
+            unscored = answer.gate.reason.startswith(UNSCORED)
+            self._consecutive = self._consecutive + 1 if answer.error or unscored else 0
             if self._consecutive == FAILURES:
                 message = f"The last {FAILURES} requests all failed in the environment: {answer.error}"
+                if unscored:
+                    message = f"Nothing is learned from the last {FAILURES} requests: {answer.gate.reason}"
                 evidence = [s.trajectory.id for s in answer.samples if s.trajectory is not None]
-                self.event("alert", message, detector="environment", trajectories=evidence)
+                detector = "reward_functions" if unscored else "environment"
+                self.event("alert", message, detector=detector, trajectories=evidence)

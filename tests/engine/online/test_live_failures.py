@@ -17,8 +17,10 @@ from grpo_tui.engine.online.serve.answers import Answer, OpenTurns
 from grpo_tui.engine.online.serve.live_answers import LiveAnswers
 from grpo_tui.engine.online.serve.requests import NotWritten, Request, RequestSource, ServerEnds
 from grpo_tui.engine.online.serve.serving import Serving
+from grpo_tui.engine.online.serve.watching import FailureWatch
 from grpo_tui.engine.online.serve.weights import WeightFollower
 from grpo_tui.engine.online.store.snapshots import SnapshotReader
+from grpo_tui.rewards.functions import RewardFunctionError
 
 from .answering import conversation, engine
 
@@ -158,6 +160,15 @@ def test_a_request_of_a_pipe_that_fails_is_answered_with_its_error() -> None:
     request = replace(conversation(number=4), fields={"id": "a"})
     Serving._fail(cast(Serving, serving), request, NotWritten("no memory"))
     assert lines == [{"id": "a", "error": "no memory", "request": 4}]
+
+
+def test_reward_functions_that_fail_for_every_request_are_reported() -> None:
+    made, event = engine(answer=r"\w", samples=2), Mock()
+    made.judge = Mock(side_effect=RewardFunctionError("no network"))
+    learned = made.learn(made.answer([conversation(number=n) for n in range(1, 6)], 0))
+    FailureWatch(event).look(item.answer for item in learned)
+    reason = "Nothing is learned from the last 5 requests: the reward functions failed: no network"
+    assert event.call_args.args == ("alert", reason)
 
 
 def test_who_gives_feedback_when_the_run_ends_is_told() -> None:
