@@ -8,7 +8,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_tui.configs.plain_data import from_plain
@@ -20,6 +20,7 @@ from grpo_tui.rewards.breakdown import RewardBreakdown
 from grpo_tui.rewards.components import RewardError
 from grpo_tui.rewards.orchestrator import RewardOrchestrator, RewardResult
 from grpo_tui.rewards.reward_detectors import advantage_shares, covariances
+from tests.properties import drawn
 
 from .episodes import batches, good, step, trajectory
 
@@ -52,8 +53,7 @@ def score(config: RewardsConfig, batch: list[Trajectory], correctness, embedding
     return RewardOrchestrator(config=config).calculate_total_reward(batch, correctness, embeddings=embeddings, **more)
 
 
-@settings(max_examples=50, deadline=None)
-@given(batch=batches(), seed=st.integers(0, 30))
+@drawn(15, 300, batch=batches(), seed=st.integers(0, 30))
 def test_contributions_add_up_to_the_total_for_each_step_and_the_whole(batch, seed: int):
     trajectories, correctness, embeddings = batch
     orchestrator = RewardOrchestrator(config=small(seed))
@@ -85,8 +85,7 @@ def test_contributions_add_up_to_the_total_for_each_step_and_the_whole(batch, se
             assert isinstance(value, dict) or math.isfinite(value)  # type: ignore[arg-type]
 
 
-@settings(max_examples=40, deadline=None)
-@given(batch=batches(largest=3), seed=st.integers(0, 30), copies=st.integers(2, 3))
+@drawn(15, 300, batch=batches(largest=3), seed=st.integers(0, 30), copies=st.integers(2, 3))
 def test_equal_rollouts_get_equal_rewards(batch, seed: int, copies: int):
     trajectories, correctness, embeddings = batch
     result = score(small(seed), trajectories * copies, correctness * copies, embeddings * copies)
@@ -95,8 +94,7 @@ def test_equal_rollouts_get_equal_rewards(batch, seed: int, copies: int):
         assert torch.equal(result.total[n * len(trajectories) : (n + 1) * len(trajectories)], first)
 
 
-@settings(max_examples=40, deadline=None)
-@given(batch=batches(), seed=st.integers(0, 30), order=st.randoms(use_true_random=False))
+@drawn(15, 300, batch=batches(), seed=st.integers(0, 30), order=st.randoms(use_true_random=False))
 def test_the_order_within_a_batch_does_not_matter(batch, seed: int, order: random.Random):
     trajectories, correctness, embeddings = batch
     rows = list(range(len(trajectories)))

@@ -98,9 +98,10 @@ def first_suspicion(seed: int, steps: int, *, noise: float = 0.01, rounding: flo
     return steps
 
 
-def test_honest_servers_are_never_suspected():
+@pytest.mark.parametrize("steps", [50, pytest.param(500, marks=pytest.mark.stress)])
+def test_honest_servers_are_never_suspected(steps: int):
     for seed, (noise, groups) in enumerate(((1e-5, 8), (0.01, 8), (0.02, 2), (0.05, 16))):
-        assert first_suspicion(seed, 120, noise=noise, groups=groups) == 120
+        assert first_suspicion(seed, steps, noise=noise, groups=groups) == steps
 
 
 def test_rounding_that_is_just_as_large_as_allowed_is_no_reason():

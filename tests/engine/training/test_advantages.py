@@ -28,6 +28,7 @@ from grpo_tui.rewards.advantages import METHODS
 from grpo_tui.rewards.advantages.base import EPSILON, Returns, spread
 from grpo_tui.rewards.breakdown import AdvantageFormula, AdvantageTerm, ComponentValue, RewardBreakdown, StepReward
 from grpo_tui.tui.advantage import equation
+from tests.properties import drawn
 
 GROUP = 4
 
@@ -209,8 +210,7 @@ def groups_with_states(draw):
     return [rows[i : i + GROUP] for i in range(0, len(rows), GROUP)]
 
 
-@settings(max_examples=150, deadline=None)
-@given(groups_with_states(), st.sampled_from(["group", "batch", "none"]))
+@drawn(50, 1000, groups_with_states(), st.sampled_from(["group", "batch", "none"]))
 def test_gigpo_adds_the_comparison_within_a_state(batch, scale):
     method = advantage_method("gigpo")
     expected = same_state_by_hand(batch, scale)
@@ -343,8 +343,7 @@ def sum_of(row, name):
     return sum(values) if values else None
 
 
-@settings(max_examples=80, deadline=None)
-@given(shaped_groups(), st.sampled_from(["group", "batch", "none"]))
+@drawn(30, 500, shaped_groups(), st.sampled_from(["group", "batch", "none"]))
 def test_shaping_decides_between_equals(rows_and_valid, scale):
     rows, valid = rows_and_valid
     rows = [_failed(row) if not ok else row for row, ok in zip(rows, valid, strict=True)]
@@ -416,8 +415,7 @@ def test_without_shaping_equals_is_plain_grpo():
     assert plain == equals
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.one_of(st.none(), st.floats(-1e3, 1e3)), min_size=2, max_size=16))
+@drawn(70, 1000, st.lists(st.one_of(st.none(), st.floats(-1e3, 1e3)), min_size=2, max_size=16))
 def test_means_are_bit_for_bit_those_of_torch_and_deviations_but_for_its_root(values):
     """An independent computation: up to 16 values, the sizes of groups, are summed in PyTorch's order."""
     present = torch.tensor([v is not None for v in values])
