@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.configs.sections.environment import weighted_function
-from grpo_tui.rewards.functions import Completions, RewardFunctionError, RewardFunctions, load_function
+from grpo_tui.rewards.functions import Completions, Prompt, RewardFunctionError, RewardFunctions, load_function
 
 SOURCE = """
 import asyncio, math
@@ -218,7 +218,7 @@ def test_a_function_that_changes_its_columns_changes_nothing_for_others(path):
 
 
 def test_a_function_that_rewrites_its_messages_changes_nothing_for_the_next(path):
-    messages = [[{"role": "assistant", "content": "yes"}]]
+    messages: list[Prompt] = [[{"role": "assistant", "content": "yes"}]]
     asked = Completions(messages, messages, [[1]], {}, ["row 1"])
     functions = RewardFunctions.load({path("rewrites"): 1.0, path("lengths"): 1.0})
     ((_, length),) = functions.score(asked).by_row

@@ -99,6 +99,32 @@ def test_the_app_ends_when_its_terminal_is_gone(run: Path, tmp_path: Path, busy:
     assert remembered["theme"] != "grpo-dark", "the theme that was chosen before"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_app_with_its_settings_and_gives_the_terminal_back(
+    run: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    with terminal(run, variables={"XDG_STATE_HOME": str(tmp_path)}) as screen:
+        screen.see("1 of 320", "SEGMENT")
+        screen.press("\x14")
+        screen.settle()
+        os.kill(screen.pid, number)
+        assert screen.wait() == 128 + number
+        assert b"\x1b[?1049l" in screen.raw and b"\x1b[?1000l" in screen.raw
+    assert json.loads((tmp_path / "grpo-tui" / "app.json").read_text())["theme"] != "grpo-dark"
+
+
+def test_bytes_that_are_no_text_are_skipped(run: Path) -> None:
+    """As in a paste from another encoding, or in the reports of a mouse right of column 95 without SGR."""
+    with terminal(run) as screen:
+        screen.see("1 of 320", "SEGMENT")
+        os.write(screen.fd, b"\x1b[M \xff\xfe")
+        screen.settle()
+        screen.press("jj")
+        screen.see("3 of 320")
+        screen.press("q")
+        assert screen.wait() == 0
+
+
 @pytest.mark.parametrize("signals", [[signal.SIGCONT], [signal.SIGSTOP, signal.SIGCONT], [signal.SIGCONT] * 5])
 def test_a_signal_to_continue_starts_no_second_input_thread(
     run: Path, tmp_path: Path, signals: list[signal.Signals]

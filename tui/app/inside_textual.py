@@ -12,11 +12,14 @@ The app checks each name at the start. If one is missing or has another signatur
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TextIO
@@ -61,12 +64,16 @@ class OwnOutputApp(App[None]):
         driver = self._driver
         if not self.is_headless and getattr(driver, "input_tty", False):
             self.set_interval(1.0, self._end_with_terminal)
+            for number in (signal.SIGHUP, signal.SIGTERM):  # save the settings, and give the terminal back
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    end = partial(self.exit, return_code=128 + number)
+                    asyncio.get_running_loop().add_signal_handler(number, end)
         elif self.is_web:
             server = os.getppid()
             self.set_interval(1.0, lambda: None if os.getppid() == server else self.exit(return_code=HUNG_UP))
 
     def _end_with_terminal(self) -> None:
-        # A hangup ends the process unless SIGHUP is ignored (nohup). Textual would then read the end of file for ever.
+        # If SIGHUP is ignored (nohup), Textual would read the end of file for ever.
         if not os.isatty(getattr(self._driver, "fileno", 0)):
             self.exit(return_code=HUNG_UP)
 
@@ -163,6 +170,13 @@ def _single_input(base: type[Driver]) -> type[Driver]:
                 super().start_application_mode()
             finally:
                 self._starts = False
+
+        def run_input_thread(self) -> None:
+            while True:
+                try:
+                    return super().run_input_thread()  # type: ignore[misc]
+                except ValueError:  # bytes that are not UTF-8, as some terminals report the mouse: skip that block
+                    continue
 
     return SingleInput
 
