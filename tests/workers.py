@@ -34,11 +34,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workers", type=int, default=0, help="run the tests in this many forks of one process")
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Imports and the collection of tests leave little garbage."""
+    gc.disable()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave modules and tests out of later garbage collections, which trainings ask for often."""
     lighten_libraries()
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

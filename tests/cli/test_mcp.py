@@ -27,6 +27,7 @@ from grpo_tui.engine.training.__main__ import run as train
 from grpo_tui.tui.cli.main import run as command
 from tests.cli.record import record
 from tests.engine.training.runs import make_run
+from tests.forked import forked_processes
 
 mcp = pytest.importorskip("mcp", reason="needs the extra mcp")
 
@@ -216,7 +217,7 @@ async def test_orders_and_large_bodies_of_a_record_stay_bounded_data(tmp_path: P
         "compare_runs": {"runs": ["hostile", "latest"]},
         "notes": {"run": "hostile"},
     }
-    async with client(tmp_path, "--allow-notes") as session:
+    async with within(tmp_path, "--allow-notes") as session:
         await asked(session, "write_note", run="hostile", rollout=1, text=ORDER)
         answers = {tool: await asked(session, tool, **given) for tool, given in arguments.items()}
         assert "not recorded" in await refused(session, "tokens", run="hostile", rollout=1)
@@ -317,7 +318,8 @@ async def test_http_serves_loopback_only(tmp_path: Path, monkeypatch: pytest.Mon
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [sys.executable, "-m", "grpo_tui.tui.cli", "mcp", "--http", str(port), "--runs-dir", str(tmp_path)]
-    server = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    with forked_processes():
+        server = subprocess.Popen(words, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 60
         while time.monotonic() < until and socket.socket().connect_ex(("127.0.0.1", port)):
@@ -352,5 +354,6 @@ def test_the_skill_is_short_and_names_real_tools(capsys: pytest.CaptureFixture[s
 async def test_a_number_that_no_record_holds_is_refused_in_a_sentence(tmp_path: Path):
     record(tmp_path / "runs", "small")
     async with within(tmp_path / "runs") as session:
-        for tool, arguments in (("metrics", {"names": ["kl/mean"], "to_step": 2**70}), ("events", {"offset": 2**70})):
-            assert "a number is too large" in await refused(session, tool, run="small", **arguments)
+        assert "a number is too large" in await refused(session, "events", run="small", offset=2**70)
+        beyond = await asked(session, "metrics", run="small", names=["kl/mean"], to_step=2**70)
+        assert [step for step, _ in beyond["untrusted"]["kl/mean"]] == [1, 2, 3]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -36,20 +38,26 @@ def commands(program: str) -> list[tuple[str, str]]:
     return sorted(set(found))
 
 
-@pytest.mark.parametrize(("page", "line"), commands("grpo-tui"))
-def test_a_command_of_the_documents_is_one_that_the_program_takes(page: str, line: str):
-    """Its words and options are parsed by the program itself; nothing is started."""
+@functools.cache
+def program() -> Any:
+    """The program's commands and options."""
     import typer
 
     from grpo_tui.tui.cli.main import command_line
 
+    return typer.main.get_command(command_line())
+
+
+@pytest.mark.parametrize(("page", "line"), commands("grpo-tui"))
+def test_a_command_of_the_documents_is_one_that_the_program_takes(page: str, line: str):
+    """Its words and options are parsed by the program itself; nothing is started."""
     words = shlex.split(line.replace("\\|", "|").split(" | ")[0].rstrip("&; "))[1:]
-    group = typer.main.get_command(command_line())
+    group = program()
     if words[0].startswith("--") or words[0] == "…":
         return
     name, rest = words[0], words[1:]
-    assert name in group.commands, f"{page}: there is no command {name!r}"  # type: ignore[attr-defined]
-    command = group.commands[name]  # type: ignore[attr-defined]
+    assert name in group.commands, f"{page}: there is no command {name!r}"
+    command = group.commands[name]
     if hasattr(command, "commands"):
         assert rest and rest[0] in command.commands, f"{page}: {line}"
         command, rest = command.commands[rest[0]], rest[1:]

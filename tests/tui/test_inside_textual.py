@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import inspect
@@ -88,9 +89,12 @@ def test_no_private_name_of_textual_is_used_elsewhere(name: str) -> None:
     module = importlib.import_module(name)
     source = inspect.getsource(module)
     assert not re.findall(r"(?:from|import) (?:textual|rich)[\w.]*\._\w+", source)
+    lines = source.splitlines()
+    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    sources = {node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in classes}
     for cls in vars(module).values():
         if inspect.isclass(cls) and cls.__module__ == name and issubclass(cls, BASES):
-            own = inspect.getsource(cls)
+            own = sources[cls.__name__]
             used = set(re.findall(r"\b(?:self|app|screen)\.(_[a-z]\w*)|def (_[a-z]\w*)", own))
             assert not {n for pair in used for n in pair if n} & _privates(cls), cls
 
