@@ -99,9 +99,7 @@ class VisionTower:
             by_shape.setdefault(tuple((k, tuple(v.shape[1:])) for k, v in image.inputs.items()), []).append(image)
         found: dict[str, Features] = {}
         for group in (part for images_of_size in by_shape.values() for part in _parts(images_of_size)):
-            encoded = self._call(group)
-            if encoded is None:  # the tower does not separate them, so encode one at a time
-                encoded = [one for image in group for one in self._call([image], whole=True) or ()]
+            encoded = self._call(group) or [one for image in group for one in self._call([image])]
             for image, features in zip(group, encoded, strict=True):
                 if len(features.pooled) != image.tokens:
                     raise VisionError(
@@ -112,22 +110,19 @@ class VisionTower:
         self.encoded += len(images)
         return found
 
-    def _call(self, images: Sequence[ModelImage], whole: bool = False) -> list[Features] | None:
-        """Return the features of each image, or None if they cannot be separated. whole: there is one image."""
+    def _call(self, images: Sequence[ModelImage]) -> list[Features]:
+        """Return the features of each image, or none if those of several images cannot be separated."""
         parameter = next(self._parameters())
         inputs = {k: v.to(parameter.device) for k, v in stack_inputs(images).items()}
         with half_products(self.body):
             out = self.body.get_image_features(**inputs, return_dict=True)
-        self._as_tensor = isinstance(out.pooler_output, Tensor)
-        deep = getattr(out, "deepstack_features", None) or ()
-        if whole:
-            return [Features(_flat(out.pooler_output), tuple(_flat(layer) for layer in deep))]
-        if len(out.pooler_output) != len(images):
-            return None
-        return [
-            Features(pooled.flatten(0, -2), tuple(layer[i] for layer in deep))
-            for i, pooled in enumerate(out.pooler_output)
-        ]
+        pooled, deep = out.pooler_output, getattr(out, "deepstack_features", None) or ()
+        self._as_tensor = isinstance(pooled, Tensor)
+        if len(images) == 1:
+            return [Features(_flat(pooled), tuple(map(_flat, deep)))]
+        parts = pooled.chunk(len(images)) if isinstance(pooled, Tensor) else pooled  # an image may have several tiles
+        found = [Features(part.flatten(0, -2), tuple(layer[i] for layer in deep)) for i, part in enumerate(parts)]
+        return found if [len(one.pooled) for one in found] == [image.tokens for image in images] else []
 
     def _parameters(self) -> Iterator[Tensor]:
         return (p for module in self._outside_language for p in module.parameters())
