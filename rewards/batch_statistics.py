@@ -114,9 +114,9 @@ def _noise(values: Sequence[float]) -> float:
     return math.sqrt(median(squares) / (2 * 0.455)) if squares else 0.0
 
 
-def fell(before: tuple[int, int], after: tuple[int, int]) -> bool:
-    """Return whether a rate fell by `ERRORS` standard errors. before, after: successes and trials."""
+def fell(before: tuple[int, int], after: tuple[int, int], errors: float = ERRORS) -> bool:
+    """Return whether a rate fell by so many standard errors. before, after: successes and trials."""
     (a, n), (b, m) = before, after
     pooled = (a + b) / (n + m)
     error = math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m))
-    return a / n - b / m > ERRORS * error > 0
+    return a / n - b / m > errors * error > 0

@@ -120,6 +120,10 @@ def ranked(found: Iterable[Found]) -> list[Found]:
 
 def _cause(found: Found, before: Iterable[Found]) -> str:
     name = found.finding.detector
+    if (
+        found.began is None and name in LEARNT and name not in STILL
+    ):  # without steps, nothing shows that the policy learned it
+        return ""
     return next((f.finding.detector for f in before if name in EXPLAINS.get(f.finding.detector, ())), "")
 
 

@@ -47,6 +47,8 @@ SMALL_GROUPS = "size"
 SMALL, USUAL, MANY, FLATTER = 4, 8, 32, 1.5
 """Groups below `SMALL` rollouts are compared with groups of `USUAL`, over at least `MANY` groups. They are too small if
 `FLATTER` times as many have no variance."""
+RARE = 2.5
+"""Standard errors of a fall in the use of other tools that is not chance."""
 TROUBLE_SHARE = 0.1
 """Share of rollouts with an unreadable call, or with an error, above which it is reported."""
 
@@ -136,6 +138,9 @@ def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     share = times / series[-1].total()
     others = max(1 - counts[action] / counts.total() for counts in series)
     if share <= limits.action_share or 1 - share > others / 2:
+        return []
+    early, now = sum(series[: len(series) // 2], Counter[str]()), series[-1].total()
+    if not early or not fell((early.total() - early[action], early.total()), (now - times, now), RARE):
         return []
     evidence = sorted((r for r in latest.rollouts if action in r.actions), key=lambda r: -len(r.actions))
     message = (
@@ -343,7 +348,8 @@ def improvement(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:
 def worse(batches: Sequence[Batch]) -> bool:
     """Return whether success fell from the earlier half to the later half by two standard errors."""
     sides = [[r.correct for b in half for r in b.rollouts if r.correct is not None] for half in halves(batches)]
-    return all(sides) and fell(*((sum(side), len(side)) for side in sides))
+    before, after = ((sum(side), len(side)) for side in sides)
+    return all(sides) and fell(before, after)
 
 
 def ids_of(rollouts: Iterable[RolloutSummary]) -> tuple[str, ...]:

@@ -261,16 +261,17 @@ def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     """Find NaN or infinity in a metric or a reward of the latest step."""
     latest = batches[-1]
     bad = [r for r in latest.rollouts if r.total is not None and not math.isfinite(r.total)]
+    wrong = [r for r in latest.rollouts if r.advantage is not None and not math.isfinite(r.advantage)]
     names = sorted(name for name, value in latest.metrics.items() if not math.isfinite(value))
     dropped = latest.metrics.get(metric.REWARD_NONFINITE, 0.0)
-    if not bad and not names and not dropped > 0:
+    if not bad and not wrong and not names and not dropped > 0:
         return []
-    where = [f"the reward of {len(bad)} trajectories"] if bad else []
+    where = [f"the {what} of {len(hit)} trajectories" for what, hit in (("reward", bad), ("advantage", wrong)) if hit]
     where += [f"{', '.join(names[:5])}{' and others' if len(names) > 5 else ''}"] if names else []
     where += [f"{dropped:g} raw reward values, which count as 0"] if dropped > 0 else []
-    count = len(bad) + len(names) + (dropped if dropped > 0 else 0)
+    count = len(bad) + len(wrong) + len(names) + (dropped if dropped > 0 else 0)
     message = f"NaN or infinity in {'; '.join(where)}."
-    return [Finding(message, count, 0.0, ids_of(bad), severity="failure")]
+    return [Finding(message, count, 0.0, ids_of(bad + wrong), severity="failure")]
 
 
 def goal(rollout: RolloutSummary) -> float:

@@ -108,7 +108,7 @@ class _Rollouts:
             record.breakdown,
             tokens or row.tokens or 0,
             self._shaping,
-            advantage=row.advantage if self._compared else None,
+            advantage=self._advantage(row),
             surprise=surprise,
             entropy=None if loss is None else loss.entropy,
             masked=loss is not None and loss.tokens == 0,
@@ -119,20 +119,26 @@ class _Rollouts:
     def _of_row(self, row: TrajectoryRow) -> RolloutSummary:
         parts = {k.removeprefix("component."): v for k, v in row.extra.items() if k.startswith("component.")}
         numbers = {name: float(value) for name, value in parts.items() if isinstance(value, (int, float))}
+        failed = row.n in self._failed and row.stop_reason in (StopReason.ERROR, StopReason.TIMEOUT)
         return RolloutSummary(
             row.id,
             row.group,
-            math.nan if row.n in self._nan else row.reward,
+            math.nan if row.n in self._nan and row.reward is None else row.reward,
             numbers,
             row.correct,
             tuple(a for a in row.actions if a not in (TEXT, "?")),  # "?": a call that cannot be read
             row.tokens or 0,
             row.turns,
             unreadable=row.n in self._unreadable,
-            failed=row.n in self._failed and row.stop_reason in (StopReason.ERROR, StopReason.TIMEOUT),
-            call_failed=row.n in self._failed,
+            failed=failed,
+            call_failed=row.n in self._failed and not failed,
             task=row.prompt_id,
             answer=row.answer if row.answered else None,
             cut=is_cut(row.stop_reason),
-            advantage=row.advantage if self._compared else None,
+            advantage=self._advantage(row),
         )
+
+    def _advantage(self, row: TrajectoryRow) -> float | None:
+        """Return the advantage: NaN, which rows lack, if not the reward is what is not finite."""
+        finite = row.n not in self._nan or row.reward is None or not math.isfinite(row.reward)
+        return None if not self._compared else row.advantage if finite else math.nan

@@ -64,6 +64,25 @@ def test_a_reward_that_is_no_number_fails(tmp_path: Path, capsys: pytest.Capture
     assert code == 1 and any("nan" in (f["detector"] + f["message"]).lower() for f in findings)
 
 
+def test_an_advantage_that_is_no_number_and_an_error_are_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "nan.jsonl", lambda step, i: i / 8)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for i, row in enumerate(rows):
+        row |= {
+            "advantage": float("nan") if i == 3 else row["reward"] - 0.4375,
+            "error": "lost" if i % 4 == 0 else None,
+        }
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, findings = found(file, capsys)
+    messages = {(f["detector"], f["message"]) for f in findings if f["severity"] in ("warning", "failure")}
+    assert messages == {
+        ("not_finite", "NaN or infinity in the advantage of 1 trajectories."),
+        ("errors", "16 of 64 rollouts ended in an error."),
+    }
+
+
 def test_calls_that_cannot_be_read_are_told_with_what_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = "<tool_call>{look</tool_call>"
     file = write(tmp_path / "calls.jsonl", lambda step, i: i / 8, lambda step, i: broken if i < 2 else f"{step} {i}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from grpo_tui.engine.runs.control.alerts import SUGGESTIONS
 from grpo_tui.rewards.causes import EXPLAINS, SYMPTOMS, Found, ranked
@@ -46,6 +47,11 @@ def test_what_a_component_pays_for_comes_before_its_share_of_the_advantage():
 def test_a_symptom_that_was_noticed_earlier_is_no_cause():
     assert causes(found("length_collapse", 2), found("kl_rise", 9)) == [("kl_rise", ""), ("length_collapse", "kl_rise")]
     assert causes(found("length_collapse", 2)) == [("length_collapse", "")], "alone it is all there is"
+
+
+def test_without_steps_a_behaviour_is_not_called_the_result_of_another_fault():
+    faults = [replace(found(name, 1), began=None) for name in ("not_finite", "unreadable_calls")]
+    assert causes(*faults) == [("not_finite", ""), ("unreadable_calls", "")]
 
 
 def test_causes_come_before_symptoms_and_warnings_before_hints():

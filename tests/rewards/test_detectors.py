@@ -168,6 +168,13 @@ def test_action_collapse():
     assert find("action_collapse", [batch(s, actions=("ANSWER",)) for s in range(5)]) == []  # there is no other tool
     always = [batch(s, actions=("LOOK",) * 19 + ("ANSWER",)) for s in range(5)]
     assert find("action_collapse", always) == []  # nothing has changed
+    rare = [
+        replace(
+            b, rollouts=[replace(r, actions=("LOOK", "LOOK", "ANSWER")) for r in b.rollouts[:n]] + [*b.rollouts[n:]]
+        )
+        for b, n in zip([batch(s, actions=("LOOK",) * 3) for s in range(5)], (2, 1, 2, 1, 0), strict=True)
+    ]
+    assert find("action_collapse", rare) == []  # by chance, a step does not use a rare tool
 
 
 def test_no_action_collapse_with_one_tool():
