@@ -165,10 +165,10 @@ def test_a_conversation_that_cannot_be_used_is_said_with_its_line(tmp_path, line
 
 
 def test_the_adapters_learn_and_are_saved_with_the_run_recorded(base, tmp_path):
-    run = config(base, tmp_path, max_steps=16, save_every=8, learning_rate=2e-2, epochs=20)
+    run = config(base, tmp_path, max_steps=10, save_every=5, learning_rate=2e-2, epochs=20)
     assert train(run, tmp_path)
     recorded = losses(tmp_path)
-    assert [step for step, _ in recorded] == list(range(1, 17))
+    assert [step for step, _ in recorded] == list(range(1, 11))
     assert recorded[-1][1] < 0.8 * recorded[0][1]
 
     policy, _ = load_policy(run.model, adapters=str(tmp_path / "adapters"), trainable=False)
@@ -185,7 +185,7 @@ def test_the_adapters_learn_and_are_saved_with_the_run_recorded(base, tmp_path):
     try:
         events = {event.kind for event in reader.events()}
         assert {"phase", "eval", "checkpoint"} <= events
-        assert [step for step, _ in reader.metrics.points("success/eval_greedy")] == [0, 16]
+        assert [step for step, _ in reader.metrics.points("success/eval_greedy")] == [0, 10]
     finally:
         reader.close()
 

@@ -17,6 +17,7 @@ from grpo_tui.engine.launch.find import list_runs
 from grpo_tui.engine.launch.start import start_run
 from grpo_tui.engine.runs.control.status import look, process_names, process_state
 from grpo_tui.engine.runs.types import RunInfo
+from tests.forked import forked_processes
 
 TRAINER = """
 import json, os, sys, time
@@ -87,7 +88,8 @@ def start_small(tmp_path: Path, runs_dir: Path, monkeypatch: pytest.MonkeyPatch)
         config = options.pop("config", None) or RunConfig(name=name)
         return start_run(config, runs_dir=runs_dir, **options)  # type: ignore[arg-type]
 
-    yield go
+    with forked_processes():
+        yield go
     for run in list_runs(runs_dir):
         for process in process_names(Path(run.path)):
             state = process_state(Path(run.path), process)
