@@ -85,8 +85,10 @@ def shape_of(config: PreTrainedConfig) -> ModelShape:
     vision_modules = {m for part in (apart_from_language(model) if sees else ()) for m in part.modules()}
     linear = [m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not output]
     heads = getattr(text, "num_attention_heads", 0)  # a recurrent model such as Mamba caches no keys
+    # Falcon's newer architecture repeats its keys for every head before it caches them
+    shared = getattr(text, "multi_query", False) and not getattr(text, "new_decoder_architecture", False)
     keys = [
-        (getattr(layer, "num_key_value_heads", None) or heads)
+        (1 if shared else getattr(layer, "num_key_value_heads", None) or heads)
         * (getattr(layer, "head_dim", None) or text.hidden_size // max(heads, 1))
         for layer in layers_of(text)
     ]

@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
+    FalconConfig,
     Gemma3nTextConfig,
     Gemma3TextConfig,
     Gemma4TextConfig,
@@ -166,6 +168,16 @@ def test_weights_in_four_bits_take_about_an_eighth():
 def test_a_model_without_attention_caches_no_keys():
     shape = shape_of(AutoConfig.for_model("mamba2", num_hidden_layers=2))
     assert shape.cached == 0 and shape.parameters > 0
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"multi_query": False}, {"new_decoder_architecture": True, "num_kv_heads": 2}]
+)
+def test_the_cache_of_falcon_is_that_of_its_heads(settings: dict[str, Any]):
+    small: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = FalconConfig(**small, **settings)
+    cache: Any = AutoModelForCausalLM.from_config(config)(torch.tensor([[1, 2, 3]])).past_key_values
+    assert shape_of(config).cached == sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers) / 3
 
 
 def test_layers_may_differ():

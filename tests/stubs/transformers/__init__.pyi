@@ -33,6 +33,7 @@ from transformers.models.idefics3.configuration_idefics3 import Idefics3Config a
 from transformers.models.idefics3.modeling_idefics3 import (
     Idefics3ForConditionalGeneration as Idefics3ForConditionalGeneration,
 )
+from transformers.models.falcon.configuration_falcon import FalconConfig as FalconConfig
 from transformers.models.internvl.configuration_internvl import InternVLConfig as InternVLConfig
 from transformers.models.internvl.modeling_internvl import (
     InternVLForConditionalGeneration as InternVLForConditionalGeneration,
