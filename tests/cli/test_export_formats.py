@@ -116,7 +116,7 @@ def test_calls_that_our_environments_parsed_are_not_in_the_text(thought: str, co
     assert (first["content"], second["content"]) == ("2", "3")
 
 
-@pytest.mark.parametrize("form", ["openai", "atif", "inspect"])
+@pytest.mark.parametrize("form", ["openai", "atif", "inspect", "jsonl", "parquet", "sts"])
 def test_a_rollout_comes_back_from_its_export(home: Path, form: str):
     """The importer returns texts, thoughts, calls with arguments, and results, turn by turn."""
     export("shop", form)
@@ -134,6 +134,25 @@ def test_a_rollout_comes_back_from_its_export(home: Path, form: str):
         ]
         assert second.calls[0].name == "price" and second.calls[0].result == "cannot be read"
         assert last.text.startswith("It costs ") and last.text.endswith(". \u202e\x1b[2J")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "atif", "sts"])
+@pytest.mark.parametrize("name", ["shop", "own"])
+def test_numbers_come_back_from_an_export(home: Path, name: str, form: str):
+    place = run_or_dump(str(export(name, form)), home).path
+    names = ["step", "turns", "reward", "advantage", "actions"]
+    names += ["correct", "answer", "rollout", "split", "stop_reason"] * (form in ("jsonl", "parquet"))
+    names += ["tokens"] * (form == "jsonl")
+    with open_reader(home / "runs" / name) as own, open_reader(Path(place)) as found:
+        again = {row.id: row for row in found.rollouts.page(limit=100)}
+        for row in own.rollouts.page(limit=100):
+            for value in names:
+                now, before = getattr(again[row.id], value), getattr(row, value)
+                assert now == before or now == pytest.approx(before, nan_ok=True), (row.id, value)
+            if form != "sts":
+                parts = [r.bodies.trajectory(row.id).breakdown for r in (found, own)]
+                now, before = (None if p is None else p.contributions for p in parts)
+                assert now == pytest.approx(before, nan_ok=True)
 
 
 def test_sharegpt_becomes_the_conversation_that_trl_trains_on(home: Path):

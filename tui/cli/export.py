@@ -108,7 +108,8 @@ def _rollouts(reader: RunReader, filter_: str, best: bool) -> Iterator[Whole]:
     rows = matching(reader, filter_, "", None)
     group_of = lru_cache(16)(reader.rollouts.group)
     for row in _best(rows) if best else rows:
-        yield replace(read_whole(reader, row.n, group_of), step=row.step)
+        whole = read_whole(reader, row.n, group_of)
+        yield replace(whole, record=replace(whole.record, token_count=row.tokens), step=row.step)
 
 
 def _best(rows: Iterator[TrajectoryRow]) -> Iterator[TrajectoryRow]:

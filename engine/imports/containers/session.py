@@ -61,7 +61,12 @@ def is_session(entries: list[object]) -> bool:
     codex = known[0].get("type") == "session_meta" or (
         "instructions" in known[0] and "timestamp" in known[0] and "id" in known[0]
     )
-    return codex or any(map(is_claude, known))
+    return codex or is_simple(known[0]) or any(map(is_claude, known))
+
+
+def is_simple(entry: Mapping[str, object]) -> bool:
+    """Return whether a session in the Session Trace Simple Format begins with this entry."""
+    return entry.get("type") == "session" and "harness" in entry
 
 
 def is_claude(entry: Mapping[str, object]) -> bool:

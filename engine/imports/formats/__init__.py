@@ -8,6 +8,7 @@ from .atif import ATIF, HARBOR
 from .evaluations import BATCH, HARNESS, PAIRS, PROMPTFOO, TAU, TAU2
 from .generic import BATCHES, GROUPS, METRICS, TENSORBOARD, WANDB_LOG, wandb_table, wrapped, zipped
 from .inspect_ai import INSPECT
+from .own import OWN, OWN_TABLE
 from .sessions import OPENHANDS, SESSIONS
 from .span_writers import SPANS
 from .tables import AGENTLIGHTNING, AREAL, GENERIC, OPENENV, SKYRL, VERL
@@ -21,6 +22,7 @@ _LOOSE: tuple[Format, ...] = (BATCHES, GROUPS, PAIRS, GENERIC)
 _WRAPPED = wrapped((*_ROWS, *_LOOSE))
 
 FORMATS: tuple[Format, ...] = (
+    *(OWN, OWN_TABLE),
     *_ROWS,
     *(EPISODES, TRACES, ANNOTATIONS, STREAM_INDEX, RESULTS),
     *(TRAINER_STATE, TENSORBOARD, WANDB_LOG),

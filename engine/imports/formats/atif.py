@@ -14,6 +14,7 @@ from ..messages import call, conversation, message, split
 from ..rollout import Item, Message, Rollout, Score
 from ..tokens import tokens_of_calls
 from ..values import Document, listed, mapping, number, objects, summed, text
+from .own import numbers_of
 
 _PART = re.compile(r"\.(cont-\d+|summarization-.+)\Z")
 """Names of later files of one trial: a conversation continued after a summary, or the writing of the summary."""
@@ -33,7 +34,12 @@ def _open(document: Document, origin: Origin) -> Iterable[Item]:
     if part is not None:
         yield replace(_of_trial(rollout, result, {}, origin), id=f"{rollout.id}:{part[1]}", unknown=_OF_THE_TRIAL)
     else:
-        yield _of_trial(rollout, result, _rewards(result, origin), origin)
+        rollout = _of_trial(rollout, result, _rewards(result, origin), origin)
+        own = mapping(document.get("extra"))
+        if "breakdown" in own or "step_advantages" in own:  # our own export
+            group, correct = text(own.get("group")) or "", own.get("correct")
+            rollout = replace(rollout, **numbers_of(own), group=group, correct=correct, error=text(own.get("error")))
+        yield rollout
     for i, inner in enumerate(objects(document.get("subagent_trajectories")), 1):
         if isinstance(inner.get("steps"), list):
             rollout = replace(_trajectory(inner, None), id=f"{rollout.id}:{text(inner.get('session_id')) or i}")

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..containers.session import is_claude, is_entry, is_session
+from ..containers.session import is_claude, is_entry, is_session, is_simple
 from ..format import Documents, Origin
 from ..mapped import Mapped, at, plain
 from ..messages import conversation, error_text, split
 from ..rollout import Item, Message, Rollout
 from ..values import Document, listed, mapping, number, objects, parsed, summed, text, whole
+from .own import session
 
 _ITEMS = ("message", "reasoning")
 _EXIT_CODE = re.compile(r"(?:Exit code: |(?:[A-Z][\w ]{1,40}: [^\n]*\n){0,3}Process exited with code )(-?\d+)\n")
@@ -23,7 +24,9 @@ def _session(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield the rollouts of a session file: the session itself, and one rollout per subagent."""
     entries: Entries = objects(document["session"])
     first = entries[0]
-    if "source" in first and "role" not in first:
+    if is_simple(first):
+        found = [session(entries)]
+    elif "source" in first and "role" not in first:
         found = [Rollout(*split(conversation(openhands_messages(entries))), env="OpenHands")]
     elif any(map(is_claude, entries[:32])):
         found = list(_claude(entries))
