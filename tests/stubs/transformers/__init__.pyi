@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.models.auto.processing_auto import AutoProcessor as AutoProcessor
 from transformers.models.auto.tokenization_auto import AutoTokenizer as AutoTokenizer
+from transformers.models.falcon.configuration_falcon import FalconConfig as FalconConfig
 from transformers.models.gemma3.configuration_gemma3 import Gemma3Config as Gemma3Config
 from transformers.models.gemma3.configuration_gemma3 import Gemma3TextConfig as Gemma3TextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3ForCausalLM as Gemma3ForCausalLM
@@ -33,7 +34,6 @@ from transformers.models.idefics3.configuration_idefics3 import Idefics3Config a
 from transformers.models.idefics3.modeling_idefics3 import (
     Idefics3ForConditionalGeneration as Idefics3ForConditionalGeneration,
 )
-from transformers.models.falcon.configuration_falcon import FalconConfig as FalconConfig
 from transformers.models.internvl.configuration_internvl import InternVLConfig as InternVLConfig
 from transformers.models.internvl.modeling_internvl import (
     InternVLForConditionalGeneration as InternVLForConditionalGeneration,
