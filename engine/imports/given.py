@@ -44,7 +44,7 @@ def checked(rollout: object) -> Rollout | Document:
     for key, value in found.items():
         if key in _NUMBERS or (key in GENERIC.keys["components"] and isinstance(value, Mapping)):
             found[key] = _numbers(key, value)
-        elif key.startswith(GENERIC.prefixes) or key not in _KNOWN:
+        else:
             found[key] = _plain(value)
     return found
 

@@ -242,6 +242,15 @@ def test_numbers_of_every_type_are_recorded(tmp_path: Path, value: Any) -> None:
         assert first is not None and first.steps[-1].components["style"].raw == 0.5
 
 
+def test_ids_and_answers_of_numpy_are_plain_texts(tmp_path: Path) -> None:
+    given = {"id": np.int32(5), "group": np.int64(3), "pred": np.int64(7), "answer": np.array(7), "completion": "7"}
+    with Recorder("mine", runs_dir=tmp_path) as record:
+        record.rollouts(1, [{"prompt": QUESTION, **given}])
+    with RunReader(tmp_path / "mine") as reader:
+        t = reader.bodies.trajectory(1).trajectory
+    assert (t.id, t.group, t.answer, t.expected) == ("5", "1:3", "7", "7")
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
