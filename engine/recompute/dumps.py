@@ -143,7 +143,8 @@ def _advantages(groups: Sequence[Known], declared: str, report: Report) -> None:
     fits = [(sum(not any(g.wrong(f)) for g in spread), f) for f in forms]
     explained, formula = max(fits, key=lambda fit: fit[0])
     if not declared and (not spread or explained < max(2, len(spread) / 2)):
-        report.given["advantages"] = "no formula known here gives those of most groups; --formula declares one"
+        why = "no formula known here gives those of most groups" if spread else "rewards do not differ within groups"
+        report.given["advantages"] = f"{why}; --formula declares one"
         return
     reason = "declared" if declared else f"it gives those of {explained:,} of {len(spread):,} groups"
     report.given["formula of advantages"] = f"{formula.text}, {reason}"

@@ -167,6 +167,13 @@ def test_the_formula_of_a_dump_is_found_or_declared(
     assert len(found) > 20 and {f["kind"] for f in found} == {"advantage"}
 
 
+def test_equal_rewards_show_no_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"step": 1, "prompt": "q", "completion": "a", "reward": 1.0, "advantage": 0.0}
+    (tmp_path / "flat.jsonl").write_text(f"{json.dumps(row)}\n" * 4)
+    found, text = wrong(tmp_path / "flat.jsonl", capsys)
+    assert found == [] and "rewards do not differ within groups" in text and "no formula" not in text
+
+
 def test_an_unknown_formula_ends_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert grpo_tui(["check", str(PEERS / "generic/groups.jsonl"), "--recompute", "--formula", "grop"]) == 2
     assert "--formula grop is unknown; use one of grpo, dr_grpo, rloo" in capsys.readouterr().err
