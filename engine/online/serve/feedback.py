@@ -69,10 +69,11 @@ class FeedbackKeeper:
             try:
                 self._make_task(*waiting)
             except ValueError as error:
-                self._outcomes[request] = FeedbackOutcome("", "", reason=str(error))
+                self._outcomes[request] = FeedbackOutcome("", "", reason=str(error), accepted=False)
             except Exception:
                 log.exception("feedback on request %d failed", request)
-                self._outcomes[request] = FeedbackOutcome("", "", reason="it failed (see the run's log)")
+                reason = "it failed (see the run's log)"
+                self._outcomes[request] = FeedbackOutcome("", "", reason=reason, accepted=False)
 
     def take(self, request: int, feedback: Feedback, source: str = "") -> Mapping[str, object]:
         """Process feedback on a request and return its outcome so far. source: as in `Request.source`. Raises KeyError
@@ -126,8 +127,8 @@ class FeedbackKeeper:
         if task is None:
             reason = "no sample has tokens to learn from" if engine.config.updates else "online.updates is off"
             self.event("feedback", f"{prefix}{reason}.", **facts)
-            self._outcomes[request] = FeedbackOutcome("", "", reason=reason)
-            return {"request": request, "accepted": False, "learned": False, "reason": reason}
+            self._outcomes[request] = FeedbackOutcome("", "", reason=reason, accepted=False)
+            return self.outcome(request)
         source = source or "person"
         task = replace(
             task,
@@ -162,7 +163,8 @@ class FeedbackKeeper:
 
     def outcome(self, request: int) -> Mapping[str, Any]:
         """Return the state of the last feedback on a request. Raises KeyError if there is none."""
-        return {"request": request, "accepted": True, **self._outcomes[request].as_json()}
+        outcome = self._outcomes[request]
+        return {"request": request, "accepted": outcome.accepted, **outcome.as_json()}
 
     def note(self, row: Mapping[str, object]) -> None:
         """Process a row of the worker's journal: an update, a refused task, or a published version."""
@@ -322,6 +324,7 @@ class FeedbackOutcome:
     update: int | None = None
     version: int | None = None
     reason: str = "it waits for the update worker"
+    accepted: bool = True
 
     def note(self, row: Mapping[str, Any]) -> None:
         kind, update = row.get("kind"), int(row.get("update") or 0)
