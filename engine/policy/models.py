@@ -134,6 +134,8 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
         )
         if lacking := sorted(found["missing_keys"]):  # they would be random
             raise ValueError(f"its files lack {len(lacking)} of its weights, such as {lacking[0]}")
+        if model.base_model is model:  # Llama 4's language model has the prefix of a part that it lacks
+            model.base_model_prefix = "model"
         VisionModel.of(model)  # raises for a model that takes images in an unsupported way
         _count_experts(model)
         return model
@@ -201,14 +203,17 @@ def load_vision(
 
 
 def lora_config(lora: LoraSection, base: PreTrainedModel) -> LoraConfig:
-    """Return the adapters that `model.lora` describes. A vision tower gets adapters only if it asks for them, and a
-    projection gets none if a Mamba layer's kernel reads its weight directly, past the adapter."""
+    """Return the adapters that `model.lora` describes. A vision tower gets adapters only if it asks for them. A
+    projection gets none if a Mamba layer's kernel reads its weight directly, past the adapter, nor does a router that
+    returns several tensors (Llama 4, Phi-3.5-MoE)."""
     excluded = [] if lora.vision or VisionModel.of(base) is None else apart_from_language(base)
     if lora.target_modules == "all-linear":
         mixers = [m for m in base.modules() if hasattr(m, "A_log") and hasattr(m, "D")]
+        own = [m for m in base.modules() if isinstance(m, torch.nn.Linear) and "transformers" in type(m).__module__]
         excluded = [
             *excluded,
             *(m.out_proj for m in mixers if isinstance(getattr(m, "out_proj", None), torch.nn.Linear)),
+            *(m for m in own if not isinstance(m(m.weight.new_zeros(1, m.in_features)), Tensor)),
         ]
     names = [re.escape(name) for name, module in base.named_modules() if any(module is part for part in excluded)]
     return LoraConfig(

@@ -374,8 +374,10 @@ def _ends(made) -> str:
     return "<|im_end|>" if known else str(made.eos_token)
 
 
-def test_adapters_leave_out_what_a_mamba_kernel_reads_past_them():
-    base = model_of_type("mamba2")
+@pytest.mark.parametrize(("kind", "left_out"), [("mamba2", "out_proj"), ("llama4_text", "router")])
+def test_adapters_leave_out_what_a_kernel_reads_past_them_and_routers_of_several_results(kind: str, left_out: str):
+    base = model_of_type(kind)
     net: Any = get_peft_model(base, lora_config(LoraSection(r=2), base))
     adapted = {name.split(".")[-2] for name, _ in net.named_modules() if name.endswith("lora_A")}
-    assert adapted == {"in_proj"}
+    assert adapted and left_out not in adapted and any(left_out in name for name, _ in base.named_modules())
+    assert logits(net).isfinite().all()

@@ -86,7 +86,7 @@ def test_the_defaults_that_follow_from_a_model_train_it(tmp_path: Path, kind: st
     assert math.isfinite(found[metric.LOSS])
 
 
-@pytest.mark.parametrize("kind", families(sorted(WITH_WINDOWS.keys() - {"llama4_text"})))  # TRL's loss does not fit it
+@pytest.mark.parametrize("kind", families(sorted(WITH_WINDOWS)))
 def test_the_loss_is_about_the_policy_that_acted_beyond_every_window(tmp_path: Path, kind: str):
     found = trained(tmp_path, model_of_type(kind), "training.max_turn_tokens=40")
     assert found[metric.TRL("completions/max_length")] > 3 * 16
