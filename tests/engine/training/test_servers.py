@@ -158,7 +158,8 @@ def test_a_run_whose_servers_are_gone_saves_its_step_says_so_and_goes_on_later(
     server.stop()
 
 
-@pytest.mark.parametrize("fault", ["bias", "keeps_first", "half"])
+# Evidence against servers of each kind is tested in tests/engine/rollouts/test_server_evidence.py.
+@pytest.mark.parametrize("fault", [pytest.param("bias", marks=pytest.mark.stress), "keeps_first", "half"])
 def test_a_bad_server_leaves_the_pool_is_named_and_teaches_nothing(tmp_path: Path, fault: str):
     made = configured(tmp_path / "made", tmp_path / "base")
     servers = [server_of(made, tmp_path / "base") for _ in range(2)]
