@@ -6,9 +6,10 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
-from ..store.update_queue import QueueError, Trouble, UpdateQueue
+from ..store.sqlite_queue import SqliteQueue
+from ..store.update_queue import QueueError, Trouble
 from ..store.update_task import UpdateTask
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ class Enqueuer:
     """Accepts tasks without blocking. If the disk fails and memory is full, further tasks are dropped and counted in
     `lost`."""
 
-    def __init__(self, updates: UpdateQueue, *, tell: Callable[[str], None] = log.warning) -> None:
+    def __init__(self, updates: SqliteQueue, *, tell: Callable[[str], None] = log.warning) -> None:
         self._updates = updates
         self._trouble = Trouble(tell)
         self._waiting: queue.Queue[tuple[UpdateTask | None, dict[str, object]] | None] = queue.Queue(IN_HAND)
@@ -40,6 +41,12 @@ class Enqueuer:
             self._waiting.put_nowait((task, meta))
         except queue.Full:
             self.lost += task is not None
+
+    def gone(self, ids: Sequence[str]) -> Mapping[str, str]:
+        """Return the reason for each of these tasks that will never be learned from, as far as it is known now."""
+        with contextlib.suppress(QueueError):
+            return {} if self._waiting.unfinished_tasks else self._updates.gone(ids)
+        return {}
 
     def flush(self) -> None:
         """Wait until all items are stored or lost."""

@@ -27,6 +27,7 @@ from .sample_passes import behaviour_logprobs
 
 log = logging.getLogger(__name__)
 
+WAITS = "it waits for the update worker"
 REMEMBERED = 1024
 """Number of recent answers that feedback may refer to."""
 
@@ -165,6 +166,13 @@ class FeedbackKeeper:
         """Return the state of the last feedback on a request. Raises KeyError if there is none."""
         outcome = self._outcomes[request]
         return {"request": request, "accepted": outcome.accepted, **outcome.as_json()}
+
+    def note_lost(self) -> None:
+        """Give the reason for updates that wait, but that the queue has dropped or lost."""
+        if waiting := [outcome for outcome in self._outcomes.values() if outcome.task and outcome.reason == WAITS]:
+            gone = self.enqueuer.gone([outcome.task for outcome in waiting])
+            for outcome in waiting:
+                outcome.reason = gone.get(outcome.task, WAITS)
 
     def note(self, row: Mapping[str, object]) -> None:
         """Process a row of the worker's journal: an update, a refused task, or a published version."""
@@ -323,7 +331,7 @@ class FeedbackOutcome:
     samples: str
     update: int | None = None
     version: int | None = None
-    reason: str = "it waits for the update worker"
+    reason: str = WAITS
     accepted: bool = True
 
     def note(self, row: Mapping[str, Any]) -> None:

@@ -372,6 +372,7 @@ class Serving:
             self._to_learn += self._open_turns.due()
             while self.keeper.copy_journal():
                 continue
+            self._feedback.note_lost()
             if (durable := self.keeper.settled()) is not None:
                 self.enqueuer.put(None, recorded=durable)
             self._worker.look()

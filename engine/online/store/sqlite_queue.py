@@ -31,6 +31,7 @@ from .update_queue import (
     was_settled,
 )
 
+LOST = "the update queue has lost it: give the feedback again"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS tasks (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -177,6 +178,15 @@ class SqliteQueue:
     def tasks(self, state: str) -> list[tuple[str, str]]:
         with self._readable_errors():
             return self._db.execute("SELECT id, reason FROM tasks WHERE state = ? ORDER BY seq", (state,)).fetchall()
+
+    def gone(self, ids: Sequence[str]) -> dict[str, str]:
+        """Return the reason for each of these tasks that was dropped or lost, for example with the file."""
+        sql = (
+            f"SELECT id, CASE state WHEN 'dropped' THEN reason END FROM tasks WHERE id IN ({', '.join('?' * len(ids))})"
+        )
+        with self._readable_errors():
+            kept = dict(self._db.execute(sql, ids).fetchall())
+        return {i: reason for i in ids if (reason := kept.get(i, LOST)) is not None}
 
     def payload(self, task_id: str) -> bytes | None:
         with self._readable_errors():

@@ -15,6 +15,7 @@ import torch
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.online.serve.answers import Answer
 from grpo_tui.engine.online.serve.conversations import Conversation, Turn, continued
+from grpo_tui.engine.online.serve.enqueuer import Enqueuer
 from grpo_tui.engine.online.serve.feedback import FeedbackKeeper, _listed, at_temperature, correct, label, rate
 from grpo_tui.engine.online.serve.http.schema import Feedback
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine, Learned
@@ -22,6 +23,7 @@ from grpo_tui.engine.online.serve.live_answers import LiveAnswers
 from grpo_tui.engine.online.serve.serving import Serving
 from grpo_tui.engine.online.serve.weights import WeightFollower
 from grpo_tui.engine.online.store.snapshots import SnapshotReader
+from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.voting import canonical
 from grpo_tui.engine.policy.vision.processor import Encoded
 from grpo_tui.engine.rollouts.rollout import Rollout
@@ -126,6 +128,26 @@ def test_feedback_from_which_nothing_is_learnt_keeps_its_reason(tmp_path: Path) 
     keeper.ready.append((1, given, "", replace(answer, policy_version=9)))  # its version went while samples were drawn
     keeper.process_drawn()
     assert "learning from it is no longer possible: Snapshot 9" in keeper.outcome(1)["reason"]
+
+
+@pytest.mark.parametrize(("limit", "why"), [(9, "the update queue has lost it"), (1, "the queue was full (1 tasks)")])
+def test_an_update_that_is_lost_does_not_wait_for_ever(tmp_path: Path, limit: int, why: str) -> None:
+    keeper, _ = keeper_of(engine(), tmp_path)
+    updates = SqliteQueue(tmp_path / "queue.sqlite", limit=limit, on_repaired=lambda message: None)
+    keeper.enqueuer = Enqueuer(updates)
+    keeper.take(1, Feedback(id="1", verdict="right"))
+    keeper.enqueuer.flush()
+    keeper.note_lost()
+    assert keeper.outcome(1)["reason"] == "it waits for the update worker"
+    if limit == 1:
+        updates.put("newer", b"", 0)
+    else:
+        (tmp_path / "queue.sqlite").unlink()
+    for _ in range(2):  # the first look finds that the file is gone
+        keeper.note_lost()
+    assert why in keeper.outcome(1)["reason"]
+    keeper.enqueuer.close()
+    updates.close()
 
 
 def test_an_answer_without_feedback_is_listed_with_the_whole_conversation() -> None:
