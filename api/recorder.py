@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from grpo_tui.configs import metric_names as metric
+from grpo_tui.configs.errors import count
 from grpo_tui.engine.imports.convert import record_of, split_of
 from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats.tables import GENERIC
@@ -131,7 +132,8 @@ class Recorder:
         """A sentence about rollouts that were not recorded, else empty. The writer reports rows lost to a full disk."""
         if not self.stored and self.no_rollouts:
             return f"0 rollouts recorded: {self.no_rollouts}"
-        return f"{self.stored:,} rollouts recorded, {self._unread:,} were not: {self._reason}" if self._unread else ""
+        stored, unread = count(self.stored, "rollout"), count(self._unread, "was", "were")
+        return f"{stored} recorded, {unread} not: {self._reason}" if self._unread else ""
 
     def rollouts(self, step: int, rollouts: Iterable[RolloutLike]) -> None:
         """Record the rollouts of a step. Missing values stay unknown.

@@ -147,7 +147,7 @@ def test_verl_counts_a_first_batch_that_cannot_be_read(tmp_path: Path, capsys: p
     registry: dict[str, type] = {"sync": Late}
     grpo_tui.verl.attach(registry, runs_dir=tmp_path, run="partly")
     assert registry["sync"]([], tmp_path).fit() == "done"
-    assert "1 rollouts recorded, 1 were not: ValueError: zip()" in capsys.readouterr().out
+    assert "1 rollout recorded, 1 was not: ValueError: zip()" in capsys.readouterr().out
     assert look(tmp_path / "partly").status == "finished"
 
 

@@ -101,7 +101,7 @@ def test_rollouts_that_cannot_be_read_are_counted_at_the_end(tmp_path: Path, cap
         record.rollouts(1, [torn])
         record.rollouts(2, [rollout(0, 1.0)])
     reason = "a rollout cannot be read (ZeroDivisionError: integer division or modulo by zero)"
-    assert capsys.readouterr().out == f"grpo-tui: 1 rollouts recorded, 1 were not: {reason}\n"
+    assert capsys.readouterr().out == f"grpo-tui: 1 rollout recorded, 1 was not: {reason}\n"
     assert caplog.text.count("training continues") == 1, "also at once"
     with RunReader(tmp_path / "some") as reader:
         assert [e.message for e in reader.events(["record"])] == [f"not all of this run is recorded: {reason}"]
