@@ -110,7 +110,6 @@ class TransformersSession(ChatSession):
         counts = torch.zeros(n, dtype=torch.long, device=device)
         ended = torch.zeros(n, dtype=torch.bool, device=device)
         look = 1 if device.type == "cpu" else CHECK_EVERY
-        share = COMPACT_BELOW.get(device.type, 0.75)
         if self._watched is not None:
             self._watched.turn()
             for row in order.tolist():
@@ -136,7 +135,7 @@ class TransformersSession(ChatSession):
                 num_alive = int(alive.sum())
                 if num_alive == 0:
                     break
-                if num_alive <= share * alive.numel():
+                if num_alive <= COMPACT_BELOW.get(device.type, 0.75) * alive.numel():
                     kept = self._rows.compact(alive, num_alive)
                     column, token, position, limit, alive = (x[kept] for x in (column, token, position, limit, alive))
             # A row that has ended keeps its place. Its next turn overwrites what it writes there now.
