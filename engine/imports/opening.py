@@ -28,14 +28,15 @@ def open_dump(
 
     Raises DumpError if nothing in it can be read.
     """
-    dump = local(path)
     options = options or Options()
-    folder = cache.folder_of(dump, options)
-    with cache.readable_errors(), try_lock(folder / ".lock") as locked:
-        if not locked and not whole:  # another process indexes it already
-            return OpenedDump(folder, {}, True)
-        with Indexer(dump, folder, options) as indexer:
-            opened = first_look(indexer, whole=whole, searchable=searchable)
+    with cache.readable_errors():
+        dump = local(path)
+        folder = cache.folder_of(dump, options)
+        with try_lock(folder / ".lock") as locked:
+            if not locked and not whole:  # another process indexes it already
+                return OpenedDump(folder, {}, True)
+            with Indexer(dump, folder, options) as indexer:
+                opened = first_look(indexer, whole=whole, searchable=searchable)
     tidy()
     return opened
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import resource
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from grpo_tui import Message, Recorder, Rollout
+from grpo_tui.tui.cli import report
 from grpo_tui.tui.cli.main import run
 
 HOSTILE = (
@@ -96,6 +98,25 @@ def test_the_page_says_how_much_of_a_run_it_holds(tmp_path: Path, monkeypatch: p
     _, data = page(tmp_path, "long", "--filter", "step:3..4")
     assert {r["step"] for r in data["rollouts"]} == {3, 4}
     assert data["held"].startswith("This page holds 8 of 8 rollouts that match step:3..4")
+
+
+def test_a_page_that_does_not_fit_on_the_disk_keeps_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    recorded(tmp_path / "runs", "mine", [1.0])
+    monkeypatch.setattr(report, "draw", lambda home, run: "")
+    monkeypatch.setattr(report, "page", lambda *given: "x" * 2_000_000)
+    out = tmp_path / "out" / "page.html"
+    out.parent.mkdir()
+    out.write_text("old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        assert run(["inspect", "mine", "--runs-dir", str(tmp_path / "runs"), "--report", str(out)]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"--report: {out} cannot be written: File too large" in capsys.readouterr().err
+    assert [file.read_text() for file in out.parent.iterdir()] == ["old"]
 
 
 def test_two_runs_are_compared(tmp_path: Path):

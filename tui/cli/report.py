@@ -17,6 +17,7 @@ import orjson
 
 from ...engine.imports.check import diagnose
 from ...engine.runs.control.alerts import suggestion
+from ...engine.runs.durable import replace_file
 from ...engine.runs.errors import RecordError
 from ...engine.runs.read.reader import RunReader
 from ...engine.runs.search.query import Query
@@ -57,7 +58,7 @@ def write_report(home: Path, runs: Sequence[RunInfo], out: Path, query: Query) -
     picture = draw(home, runs[0]) if len(runs) == 1 or kind == ".svg" else ""
     text = picture if kind == ".svg" else page(runs, picture, query)
     try:
-        out.write_text(text, encoding="utf-8")
+        replace_file(out, text.encode(), wait=False)
     except OSError as error:
         fail(f"--report: {out} cannot be written: {error.strerror}")
     say(f"wrote {out}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.imports import cache
+from grpo_tui.engine.imports import cache, copies
 from grpo_tui.engine.imports.background import OpenedDump, Opening
 from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.index import Indexer
@@ -116,6 +117,15 @@ def test_a_home_that_cannot_be_written_leads_to_the_temporary_folder(
     assert str(home) in line and str(temporary) in line
     for own in temporary.iterdir():
         assert own.stat().st_mode & 0o077 == 0
+
+
+def test_a_full_cache_is_named_when_standard_input_does_not_fit_in_it(dump: Path, monkeypatch: pytest.MonkeyPatch):
+    def full() -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(copies, "_stdin", full)
+    with pytest.raises(DumpError, match=r"No space left on device\): make room there, .* XDG_CACHE_HOME"):
+        open_dump("-")
 
 
 def test_an_index_that_is_damaged_is_made_anew(dump: Path):
