@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from jinja2 import Environment
 
@@ -36,6 +37,30 @@ def lighten_strips() -> None:
     from textual import strip
 
     strip.FIFOCache = lambda maxsize: {}  # type: ignore[assignment, misc]
+
+
+def parse_styles_once() -> None:
+    """Every app parses the same styles, and does not change what it parsed."""
+    stylesheet: Any = importlib.import_module("textual.css.stylesheet")
+
+    parse, tokens_of = stylesheet.parse, stylesheet.tokenize_values
+    tokens: dict[frozenset[tuple[str, str]], Any] = {}
+    rules: dict[tuple[Any, ...], list[Any]] = {}
+
+    def tokens_once(variables: Mapping[str, str]) -> Any:
+        key = frozenset(variables.items())
+        if key not in tokens:
+            tokens[key] = tokens_of(dict(variables))
+        return tokens[key]
+
+    def rules_once(*css: Any, variable_tokens: Any, **more: Any) -> list[Any]:
+        key = (*css, id(variable_tokens), *more.items())
+        if key not in rules:
+            rules[key] = list(parse(*css, variable_tokens=variable_tokens, **more))
+        return rules[key]
+
+    stylesheet.tokenize_values = tokens_once
+    stylesheet.parse = rules_once
 
 
 def lighten_libraries() -> None:

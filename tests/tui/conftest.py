@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.repeated import lighten_strips
+from tests.repeated import lighten_strips, parse_styles_once
 
 from .demo_run import make_run
 from .rest import wait_for_idle
 
 lighten_strips()
+parse_styles_once()
 
 
 @pytest.fixture(autouse=True)
