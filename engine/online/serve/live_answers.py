@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -117,15 +118,13 @@ class LiveAnswers:
             return False
         running = self.running.of(request.version)
         rows = [self._row(request, prompt, index) for index in range(request.sampling.texts)]
-        self._start(running, request, rows, lambda: self._answer(request, rows, running))
+        fail = partial(self.failed, request)
+        self._start(_Job(request, running, rows, lambda: self._answer(request, rows, running), fail), running.waiting)
         return True
 
-    def _start(
-        self, running: RunningBatch, request: Request, rows: Sequence[LiveRow], finish: Callable[[], None]
-    ) -> None:
-        running.waiting += rows
-        job = _Job(request, running, list(rows), finish, lambda error: self.failed(request, error))
-        self._jobs |= dict.fromkeys(rows, job)
+    def _start(self, job: _Job, queue: list[LiveRow]) -> None:
+        queue += job.rows
+        self._jobs |= dict.fromkeys(job.rows, job)
 
     def draw(self, answer: Answer, count: int, finish: Callable[[list[Rollout]], None]) -> None:
         """Draw `count` samples for an answered request with its version. If that fails, `finish` gets an empty list.
@@ -139,9 +138,8 @@ class LiveAnswers:
         seeds = [seed_of(-1 - self.engine.seed, request.number, i) for i in range(count)]
         rows = [LiveRow(prompt, limit, sampling, seed, background=True) for seed in seeds]
         running = self.running.of(answer.policy_version)
-        running.behind += rows
         job = _Job(request, running, rows, lambda: finish(self._rollouts(request, rows)), lambda _: finish([]))
-        self._jobs |= dict.fromkeys(rows, job)
+        self._start(job, running.behind)
 
     def advance(self) -> None:
         """Write one token for the rows of one version, or process the prompts of new rows.
@@ -284,7 +282,8 @@ class LiveAnswers:
                 rows[i] = self._row(request, rows[i].prompt, i, attempt + 1)
             kept = {i: text for i, text in texts.items() if i not in failed}
             retried = [rows[i] for i in failed]
-            self._start(running, request, retried, lambda: self._answer(request, rows, running, kept, attempt + 1))
+            finish = partial(self._answer, request, rows, running, kept, attempt + 1)
+            self._start(_Job(request, running, retried, finish, partial(self.failed, request)), running.waiting)
             return
         if failed:
             times = "one attempt" if attempt == 1 else f"{attempt} attempts"

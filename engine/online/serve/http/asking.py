@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import queue
 import time
@@ -162,9 +163,7 @@ class Engine:
                         sent = True
                         yield form.piece(*item)
                 answer = self._checked(request, future)
-                for part in form.rest(answer):
-                    yield part
-                for part in form.end(answer):
+                for part in itertools.chain(form.rest(answer), form.end(answer)):
                     yield part
             except HttpProblem as problem:  # the head has been sent, so the error becomes an event
                 yield event(problem.body())

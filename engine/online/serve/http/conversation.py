@@ -137,15 +137,10 @@ def row_of(
             }
     if pictures and not sees:
         raise HttpProblem(400, "images are only supported in a single question without earlier turns", param="messages")
-    task_messages = [{"role": m["role"], "content": _blocks(m["content"], m["pictures"])} for m in plain]
-    return {"env_class_path": CHAT_ENV, "env_config": {}, "task_data": {"messages": task_messages}}
-
-
-def _blocks(text: str, pictures: Sequence[str]) -> str | list[dict[str, str]]:
-    """Return the content for `ChatEnv`: only text, or images followed by the text."""
-    if not pictures:
-        return text
-    return [*({"type": "image", "image": path} for path in pictures), {"type": "text", "text": text}]
+    for m in plain:
+        if shown := [{"type": "image", "image": path} for path in m.pop("pictures")]:
+            m["content"] = [*shown, {"type": "text", "text": m["content"]}]
+    return {"env_class_path": CHAT_ENV, "env_config": {}, "task_data": {"messages": plain}}
 
 
 def told(messages: Sequence[ChatMessage]) -> list[Told]:
