@@ -18,6 +18,7 @@ import queue
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,7 +28,7 @@ from typing import Any, Self
 
 from grpo_tui.configs import metric_names as metric
 from grpo_tui.configs.errors import count
-from grpo_tui.engine.imports.convert import record_of, split_of
+from grpo_tui.engine.imports.convert import identity, record_of, split_of
 from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats.tables import GENERIC
 from grpo_tui.engine.imports.given import checked, misspelt, step_of
@@ -113,6 +114,8 @@ class Recorder:
         self._rewards: list[float] = []
         """Rewards of step `_mean_of`."""
         self._mean_of = self._step
+        self._sizes = Counter[str]()
+        """The number of rollouts of each group of that step."""
         self._own_means = False
         """Whether training records the mean reward itself."""
         self._room = threading.Condition()
@@ -231,7 +234,7 @@ class Recorder:
     def records(self, step: int, given: Sequence[RolloutLike]) -> list[TrajectoryRecord]:
         """Convert rollouts to rows of the record. Raises for a malformed rollout."""
         records = []
-        for index, rollout in enumerate(given):
+        for rollout in given:
             if isinstance(rollout, Mapping):
                 self._warn_of_keys(rollout)
                 rollout = GENERIC.rollout(rollout, Origin(self.run_dir, self.run_dir))
@@ -241,7 +244,9 @@ class Recorder:
             rollout = replace(rollout, step=step, group=named)
             self._count += 1
             rollout_id = f"{self._process}-{step}-{self._count}"
-            record = record_of(rollout, fallback_id=rollout_id, index=index, unknown=NOT_GIVEN)
+            group = identity(rollout, fallback_id=rollout_id)[1]
+            record = record_of(rollout, fallback_id=rollout_id, index=self._sizes[group], unknown=NOT_GIVEN)
+            self._sizes[group] += 1
             tokens = rollout.tokens() if rollout.tokens is not None else None
             records.append(record if tokens is None else replace(record, tokens=tokens))
         return records
@@ -251,6 +256,7 @@ class Recorder:
         if step != self._mean_of:
             self._write_mean()
             self._mean_of = step
+            self._sizes.clear()
         for first in range(0, len(rollouts), AT_ONCE):
             records: list[TrajectoryRecord] = []
             for rollout in rollouts[first : first + AT_ONCE]:

@@ -40,13 +40,12 @@ def checked(rollout: object) -> Rollout | Document:
     if not isinstance(rollout, Mapping):
         right = "expected a mapping such as {'prompt': …, 'completion': …}, or a Rollout"
         raise TypeError(f"{_short(rollout)} is not a rollout; {right}")
-    found = {str(key): value for key, value in rollout.items()}
-    for key, value in found.items():
-        if key in _NUMBERS or (key in GENERIC.keys["components"] and isinstance(value, Mapping)):
-            found[key] = _numbers(key, value)
-        else:
-            found[key] = _plain(value)
-    return found
+    return {key: _checked(key, value) for key, value in zip(map(str, rollout), rollout.values(), strict=True)}
+
+
+def _checked(key: str, value: object) -> object:
+    components = key in GENERIC.keys["components"] and isinstance(value, Mapping)
+    return _numbers(key, value) if components or key in _NUMBERS else _plain(value)
 
 
 def misspelt(rollout: Document) -> dict[str, str]:

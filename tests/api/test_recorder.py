@@ -67,8 +67,9 @@ def test_a_group_that_is_named_again_in_another_step_is_another_group(tmp_path: 
             record.rollouts(step, [{**question, "completion": "4", "group": "q", "split": "eval"}])
             record.rollouts(step, [Rollout(prompt=QUESTION, completion="4") for _ in range(2)])  # type: ignore[arg-type]
     with RunReader(tmp_path / "mine") as reader:
-        sizes = Counter(row.group for row in reader.rollouts.page(limit=99))
-    assert sorted(sizes.values()) == [1, 1, 2, 2, 2, 2]
+        rows = reader.rollouts.page(limit=99)
+    assert sorted(Counter(row.group for row in rows).values()) == [1, 1, 2, 2, 2, 2]
+    assert [row.rollout for row in rows] == [0, 1, 0, 0, 1] * 2, "rollouts are numbered within their group"
 
 
 def test_a_run_that_fails_is_crashed_with_its_reason(tmp_path: Path) -> None:
