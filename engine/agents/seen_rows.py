@@ -44,8 +44,8 @@ class SeenRows:
         self.model = model
         self._history = history
         self.images = images
-        self._positions: list[TokenPositions | None] = []
-        prompts: dict[tuple[object, ...], TokenPositions | None] = {}
+        self._positions: list[TokenPositions] = []
+        prompts: dict[tuple[object, ...], TokenPositions] = {}
         for row, shown in enumerate(images):
             key = (history.ids[row, : history.length[row]].tobytes(), *(one.image.key for one in shown))
             if key not in prompts:
@@ -55,13 +55,13 @@ class SeenRows:
     def images_came(self, row: int) -> None:
         self._positions[row] = self._positions_of(row)
 
-    def _positions_of(self, row: int) -> TokenPositions | None:
+    def _positions_of(self, row: int) -> TokenPositions:
         ids = self._history.ids[row, : self._history.length[row]]
         return self.model.positions(ids, [shown.image for shown in self.images[row]])
 
     def offsets(self, rows: np.ndarray) -> np.ndarray:
         """Return the difference between position and place of a new text token, int64 [n]."""
-        return np.array([0 if (p := self._positions[row]) is None else p.delta for row in rows], np.int64)
+        return np.array([self._positions[row].delta for row in rows], np.int64)
 
     def new_tokens(
         self, rows: np.ndarray, cached: np.ndarray, tokens: Tensor, places: np.ndarray, kv_length: int
@@ -102,10 +102,5 @@ class SeenRows:
         out = np.zeros((3, *places.shape), np.int64)
         for i, row in enumerate(rows):
             real = places[i] >= 0
-            known = self._positions[row]
-            first, length = int(places[i][real][0]), int(real.sum())
-            if known is None:
-                out[:, i, real] = np.arange(first, first + length)
-            else:
-                out[:, i, real] = known.at(first, length)
+            out[:, i, real] = self._positions[row].at(int(places[i][real][0]), int(real.sum()))
         return torch.from_numpy(out).to(device)

@@ -83,11 +83,9 @@ class VisionModel:
         """Whether positions differ from indices in the row."""
         return self._rope is not None
 
-    def positions(self, token_ids: np.ndarray, images: Images) -> TokenPositions | None:
-        """Return the positions of a row of T tokens, or None if they equal the indices."""
-        if self._rope is None:
-            return None
-        if not images:
+    def positions(self, token_ids: np.ndarray, images: Images) -> TokenPositions:
+        """Return the positions of a row of T tokens."""
+        if self._rope is None or not images:  # they equal the indices
             return TokenPositions(np.zeros((3, 0), np.int64), 0)
         # Positions after the last image are counted on from there, so rows with the same beginning share the result.
         prefix = np.ascontiguousarray(token_ids[: int(np.flatnonzero(token_ids == self.image_id)[-1]) + 1], np.int64)
@@ -119,8 +117,8 @@ class VisionModel:
             return None
         positions = None
         if self._rope is not None:
-            found = [self.positions(ids, row) for ids, row in zip(token_ids, images, strict=True)]
-            positions = [p.at(0, len(ids)) for p, ids in zip(found, token_ids, strict=True) if p is not None]
+            rows = zip(token_ids, images, strict=True)
+            positions = [self.positions(ids, row).at(0, len(ids)) for ids, row in rows]
         return SeenBatch(images, self.image_id, positions)
 
     def padded(self, token_ids: Tensor, images: Sequence[Images]) -> dict[str, Any]:
@@ -137,10 +135,5 @@ class VisionModel:
 
     def padded_positions(self, token_ids: np.ndarray, images: Sequence[Images]) -> Tensor:
         """Return the positions of right-padded rows [B, T], int64 [3, B, T]."""
-        length = token_ids.shape[1]
-        rows = []
-        for ids, row in zip(token_ids, images, strict=True):
-            found = self.positions(ids, row)
-            assert found is not None
-            rows.append(found.at(0, length))
+        rows = [self.positions(ids, row).at(0, len(ids)) for ids, row in zip(token_ids, images, strict=True)]
         return torch.from_numpy(np.stack(rows, 1)).to(device_of(self.model))
