@@ -45,10 +45,11 @@ def test_four_environments_train_in_one_batch(project: Path, model: Path):
         for task in make_env(path.strip(), config).make_tasks("train", 4, seed=0)
     ]
     (project / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recorded = train(project, model, "mixed", data__source="rows.jsonl", training__prompts_per_step=8)
+    sizes = {"training__prompts_per_step": 8, "training__num_generations": 2}
+    recorded = train(project, model, "mixed", data__source="rows.jsonl", **sizes)
     assert {row["env"] for row in recorded} == {"visual", "calculator", "reasoning-gym"}
     assert not any(row["stop_reason"] == "error" for row in recorded)
-    assert len([row for row in recorded if row["split"] == "train"]) == 3 * 8 * 4
+    assert len([row for row in recorded if row["split"] == "train"]) == 3 * 8 * 2
     assert any("NOTE(text), ANSWER(text)" in row["prompt"] for row in recorded if row["env"] == "reasoning-gym")
 
 
