@@ -125,7 +125,11 @@ def test_a_part_that_cannot_be_read_fails_and_a_file_of_something_else_does_not(
     assert run(["check", str(tmp_path), "--json"]) == 1
 
 
-def test_a_pipe_is_told_to_be_standard_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_is_told_to_be_standard_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert run(["check", str(tmp_path / "pipe")]) == 2
-    assert "pipe its text into" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    for name in (str(tmp_path / "pipe"), "pipe"):
+        assert run(["check", name]) == 2
+        assert "pipe its text into" in capsys.readouterr().err

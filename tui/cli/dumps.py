@@ -113,7 +113,7 @@ def named_run(reference: str, home: Path) -> RunInfo:
     named = os.path.basename(reference) != reference and not is_address(reference)
     if named and not path.exists() and not (home / reference).exists():
         fail(f"there is no file or folder {reference}", ExitCode.NOT_FOUND)
-    if named and not (path.is_file() or path.is_dir() or (home / reference).is_dir()):
+    if os.path.exists(path) and not (path.is_file() or path.is_dir() or (home / reference).is_dir()):
         fail(f"{reference} is a pipe or a device: pipe its text into `grpo-tui … -`", ExitCode.USAGE)
     return find_run(home, reference)
 
