@@ -76,20 +76,18 @@ class WriteTrouble:
 
     def news(self) -> News | None:
         """Return the report that is due now, if any: once per period of trouble, at most once a minute."""
-        lost = self.unreported()
+        lost = self._unreported()
         due = self.now is not None and not self._quiet
         if not due and (self._reported_lately() or not lost):
             return None
-        return News(self.account(lost), self._reason, lost)
-
-    def account(self, lost: int) -> str:
+        message = f"{self._reason}: {count(lost, 'row is', 'rows are')} missing from the record"
         if not lost:
-            return f"{self._reason}, but nothing was lost"
-        return f"{self._reason}: {count(lost, 'row is', 'rows are')} missing from the record"
+            message = f"{self._reason}, but nothing was lost"
+        return News(message, self._reason, lost)
 
     def last_news(self) -> bool:
         """Return whether a final report is still due."""
-        if not self.unreported() or self.now is not None:
+        if not self._unreported() or self.now is not None:
             return False
         self._reported_at.clear()
         return True
@@ -110,7 +108,7 @@ class WriteTrouble:
         self._reason = UNSTORABLE
         log.warning("record: %s", f"recording has resumed ({news.message})" if recovered else news.message)
 
-    def unreported(self) -> int:
+    def _unreported(self) -> int:
         return self.lost + self._overflow() - self._reported
 
     def _reported_lately(self) -> bool:
@@ -191,8 +189,6 @@ class Sink:
                 self._transaction(deque())
             except (sqlite3.Error, OSError) as error:
                 log.warning("record: %s", explain(error, self.run_dir))
-        if lost := self.trouble.unreported():  # the record itself could not tell
-            log.warning("record: %s", self.trouble.account(lost))
         self._release()
 
     def _transaction(self, entries: deque[Entry]) -> None:

@@ -28,7 +28,7 @@ def test_who_sends_a_head_drop_by_drop_is_given_up(tmp_path: Path, monkeypatch: 
             slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127")
             assert slow.recv(100) == b""
         with httpx.Client(base_url=world.server.url) as client:  # who waits for an answer is no such caller
-            world.serve.clear()
+            world.pause()
             threading.Timer(0.8, world.serve.set).start()
             assert client.post("/v1/chat/completions", json=ASK).status_code == 200
             assert client.post("/v1/chat/completions", json=ASK).status_code == 200
@@ -54,8 +54,7 @@ def test_too_many_callers_are_told_when_to_come_back_and_who_goes_is_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = World(tmp_path, max_waiting=1)
-    made.serve.clear()
-    time.sleep(0.1)  # the stand-in's look at the queue that is under way ends
+    made.pause()
     first = threading.Thread(target=lambda: _quietly(made, timeout=0.5), daemon=True)
     first.start()
     while made.source.waiting == 0:
@@ -84,7 +83,7 @@ def _quietly(world: World, timeout: float) -> None:
 
 def test_who_waits_when_the_run_is_stopped_is_told(tmp_path: Path) -> None:
     world = World(tmp_path)
-    world.serve.clear()
+    world.pause()
     found: list[httpx.Response] = []
     callers = [threading.Thread(target=lambda: found.append(world.post(ASK))) for _ in range(3)]
     for caller in callers:
@@ -101,8 +100,7 @@ def test_who_waits_when_the_run_is_stopped_is_told(tmp_path: Path) -> None:
 def test_a_caller_that_waited_too_long_is_told(tmp_path: Path) -> None:
     made = World(tmp_path)
     made.backend.timeout_s = 0.3
-    made.serve.clear()
-    time.sleep(0.1)
+    made.pause()
     late = made.post(ASK)
     assert late.status_code == 503 and "within 0.3 s" in late.text
     with httpx.stream("POST", made.server.url + "/v1/chat/completions", json={**ASK, "stream": True}) as streamed:

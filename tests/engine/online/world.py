@@ -114,6 +114,7 @@ class World:
         self.text = "red"
         self.serve = threading.Event()
         self.serve.set()
+        self._paused = threading.Event()
         self.uploads = Uploads(folder / "uploads", (folder / "shared",))
         self.server = AnswerServer("127.0.0.1:0", self.backend, uploads=self.uploads, max_body_bytes=LIMIT, **options)
         self.server.start()
@@ -121,9 +122,16 @@ class World:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
+    def pause(self) -> None:
+        """Take no more requests, until `serve` is set."""
+        self.serve.clear()
+        self._paused.clear()
+        assert self._paused.wait(30)
+
     def _serve(self) -> None:
         while not self._stop.is_set():
             if not self.serve.wait(0.02):
+                self._paused.set()
                 continue
             requests = self.source.take(4, 0.02)
             for call, reply in self.source.take_feedback():

@@ -213,8 +213,7 @@ def test_a_folder_that_cannot_be_made_at_all(tmp_path: Path, make_record, told):
     assert not writer.flush(5)
     writer.status("finished", exit_code=0)
     writer.close()
-    assert len(told) == 2 and writer.dropped == 1
-    assert told[1].endswith(": 1 row is missing from the record")
+    assert len(told) == 1 and writer.dropped == 1
 
 
 def test_another_process_that_holds_the_database_for_long_delays_and_loses_nothing(run_dir: Path, make_record):
