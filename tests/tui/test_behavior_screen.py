@@ -149,7 +149,7 @@ async def test_a_dump_without_steps_is_one_column(tmp_path: Path) -> None:
             for i in range(40)
         )
     )
-    run = open_dump(dump).folder
+    run = open_dump(dump, whole=True).folder
     async with running(tmp_path, Behavior(run)) as app:
         assert " all" in app.text.splitlines()[1]
         assert line(app, "rollouts") == ["40"] and line(app, "reward") == ["0.50"]
