@@ -379,5 +379,6 @@ def test_adapters_leave_out_what_a_kernel_reads_past_them_and_routers_of_several
     base = model_of_type(kind)
     net: Any = get_peft_model(base, lora_config(LoraSection(r=2), base))
     adapted = {name.split(".")[-2] for name, _ in net.named_modules() if name.endswith("lora_A")}
+    assert kind != "mamba2" or adapted == {"in_proj"}
     assert adapted and left_out not in adapted and any(left_out in name for name, _ in base.named_modules())
     assert logits(net).isfinite().all()
