@@ -182,7 +182,6 @@ NEVER_IMPORTS = {
             for name in (
                 "live_data",
                 "live_charts",
-                "run_requests",
                 "run_list",
                 "curves",
             )
@@ -275,7 +274,6 @@ SHARED = (
     "query_list",
     "outline_keys",
     "reading_screen",
-    "following",
     "histogram_keys",
     "chart_keys",
     "pager",

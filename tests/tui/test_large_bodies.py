@@ -17,8 +17,8 @@ from grpo_tui.tui.app.calls import brief, summary
 from grpo_tui.tui.app.comparison import RolloutComparison, align
 from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.app.rollout_fields import step_fields
+from grpo_tui.tui.app.screens.diff import DiffPane
 from grpo_tui.tui.app.text_search import span_before
-from grpo_tui.tui.app.widgets.diff_pane import DiffPane
 from grpo_tui.tui.app.widgets.text_layout import Flow
 
 from .drive import running

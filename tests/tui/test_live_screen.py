@@ -19,7 +19,7 @@ from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.app.destinations import Live
 from grpo_tui.tui.app.live_charts import CHARTS
 from grpo_tui.tui.app.live_data import FOLLOW_SECONDS, read
-from grpo_tui.tui.app.screens import following
+from grpo_tui.tui.app.screens import chart_keys
 from grpo_tui.tui.app.widgets.live_panels import telling
 from grpo_tui.tui.format import fixed
 
@@ -234,7 +234,7 @@ async def test_a_request_left_while_the_run_is_read_is_shown(own_runs: Path, mon
             assert go_on.wait(30)
             return made
 
-        monkeypatch.setattr(following, "read", slowly)
+        monkeypatch.setattr(chart_keys, "read", slowly)
         app.screen.follow()
         assert await asyncio.to_thread(begun.wait, 30)
         await app.pilot.press("space")

@@ -32,7 +32,6 @@ from grpo_tui.tui.app.live_data import ACTIONS, Reading, findings, merged, read,
 from grpo_tui.tui.app.live_header import header
 from grpo_tui.tui.app.rollout_columns import rollout_columns
 from grpo_tui.tui.app.run_list import RunRow
-from grpo_tui.tui.app.run_requests import Requests
 from grpo_tui.tui.app.screens.groups import columns as group_columns
 from grpo_tui.tui.app.shell import Memory
 from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES, Palette
@@ -294,9 +293,9 @@ def test_the_header_is_whole_or_absent_at_every_width(
     info = RunInfo("r", "/r", mode, status, step=step, total_steps=total, progress=Progress("rollouts", 128, 512),
                    heard=1e9 - 14)  # fmt: skip
     reading = Reading(info, latest={}, seconds_a_step=pace)
-    left, right = header(PALETTE, "20261122-063000-abcdef", Requests(reading), 1e9, width)
+    left, right = header(PALETTE, "20261122-063000-abcdef", reading, 1e9, width)
     assert left.width + right.width + 8 <= max(width, 16) and not CUT.search(right.plain)
-    assert width < 80 or header(PALETTE, "1120-0949-k3f9", Requests(reading), 1e9, width)[0].plain[13:14] == "9"
+    assert width < 80 or header(PALETTE, "1120-0949-k3f9", reading, 1e9, width)[0].plain[13:14] == "9"
     if width >= enough and status == "running":
         assert "rollouts 128/512" in right.plain and "14 s ago" in right.plain and f"{step:,}/" in right.plain
 

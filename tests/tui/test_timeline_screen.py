@@ -15,8 +15,7 @@ from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.tui.app.destinations import Further, Live
 from grpo_tui.tui.app.screens import timeline
-from grpo_tui.tui.app.screens.timeline import _eighths
-from grpo_tui.tui.app.timings import timed_steps, timings, written
+from grpo_tui.tui.app.screens.timeline import _eighths, timed_steps, timings, written
 
 from .demo_run import make_run
 from .drive import running

@@ -13,11 +13,11 @@ from typing import Literal
 from ...configs import metric_names as metric
 from ...engine.runs.control.alerts import suggestion_of
 from ...engine.runs.control.live import LiveState, read_live
-from ...engine.runs.control.requests import RunRequest, asked
+from ...engine.runs.control.requests import Command, RunRequest, asked
 from ...engine.runs.errors import RecordError
 from ...engine.runs.health.headline import RATE_WINDOW
 from ...engine.runs.read.reader import RunReader
-from ...engine.runs.types import Event, RunInfo
+from ...engine.runs.types import ENDED, Event, RunInfo
 from ..format import count, finite_mean
 
 Severity = Literal["failure", "warning", "asked", "hint", "good"]
@@ -120,6 +120,17 @@ _FAMILIES = (ACTIONS, "rewards/")
 """Metrics that are recorded together. If the newest step lacks one, its value is from an earlier step and is hidden."""
 
 
+State = Literal["running", "pausing", "paused", "resuming", "stopping", "ended", "cannot"]
+"""Training pauses after the current step. An online run keeps answering and only pauses its learning. `cannot`: the run
+is active and has nothing to pause (an online run whose learning has ended). Only the run and its answers change the
+state:
+
+    running ──space──▸ pausing ──(the run answers)──▸ paused ──space──▸ resuming ──(it answers)──▸ running
+       ▴                  │ space takes it back          ▴                  │ space takes it back
+       └──────────────────┘                              └──────────────────┘
+"""
+
+
 @dataclass(frozen=True)
 class Reading:
     """One snapshot of the dashboard without its curves. Events are oldest first."""
@@ -152,6 +163,38 @@ class Reading:
     def is_dump(self) -> bool:
         """Return whether another framework wrote the run, so that missing data will not arrive."""
         return self.info.mode == "dump"
+
+    @property
+    def pending(self) -> RunRequest | None:
+        """Return the request to pause or resume that the run has not answered."""
+        waiting = [a for a in self.asked if a.command in ("pause", "resume") and not a.answers]
+        return waiting[-1] if waiting else None
+
+    def waits_for(self, command: Command) -> bool:
+        return any(a.command == command and not a.answers for a in self.asked)
+
+    @property
+    def learning(self) -> str:
+        """Return the status of the learner: the run, or the update worker of an online run."""
+        if self.kind != "online":
+            return self.info.status
+        processes = self.info.facts.get("processes")
+        worker = processes.get("worker") if isinstance(processes, dict) else None
+        if not isinstance(worker, dict) or not worker.get("alive") or worker.get("status") in ENDED:
+            return ""
+        return str(worker.get("status") or "")
+
+    @property
+    def state(self) -> State:
+        if not self.info.active:
+            return "ended"
+        if self.info.status == "stopping" or self.waits_for("stop"):
+            return "stopping"
+        if not self.learning:
+            return "cannot"
+        if self.pending is not None:
+            return "pausing" if self.pending.command == "pause" else "resuming"
+        return "paused" if self.learning == "paused" else "running"
 
 
 def read(reader: RunReader, log_lines: int) -> Reading:

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from ..format import ago, count, duration, number, percent, progress, step_text
 from ..progress_text import inside
-from .live_data import Reading
-from .run_requests import Requests
+from .live_data import Reading, State
 from .theme import Palette
 from .widgets.line import Line
 
@@ -29,14 +28,13 @@ _QUIET = 60.0
 """Seconds without a sign of life that the header reports, unless a step takes longer."""
 
 
-def header(palette: Palette, name: str, requests: Requests | None, now: float, width: int) -> tuple[Line, Line]:
+def header(palette: Palette, name: str, reading: Reading | None, now: float, width: int) -> tuple[Line, Line]:
     """Return the two sides of the first line: the run on the left, its progress on the right."""
     p = palette
-    if requests is None:
+    if reading is None:
         return Line(p).add(name, p.title, most=20), Line(p).add("reading…", p.faint)
-    reading = requests.reading
     room = max(8, width - _BORDER)
-    right = fit(p, _where(p, requests, now, width), room - min(len(name), max(_NAME, room - _PROGRESS)))
+    right = fit(p, _where(p, reading, now, width), room - min(len(name), max(_NAME, room - _PROGRESS)))
     info = reading.info
     left = Line(p).add(name, p.title, most=max(1, min(24, room - right.width)))
     for text in (info.mode, info.environment, info.model, info.name):
@@ -56,21 +54,18 @@ def fit(palette: Palette, parts: Sequence[HeaderField], width: int) -> Line:
     return line
 
 
-def _where(p: Palette, requests: Requests, now: float, width: int) -> list[HeaderField]:
-    reading = requests.reading
+def _where(p: Palette, reading: Reading, now: float, width: int) -> list[HeaderField]:
     info = reading.info
     serving = reading.kind == "online"
     sign, style = p.status(info.status)
     word = "serving" if serving and info.status == "running" else info.status
     parts = [HeaderField(0, Line(p).add(sign, style)), HeaderField(4, Line(p).add(word, style), gap=1)]
-    pending = requests.pending
-    text = requests.told(None if pending is None else now - pending.time)
-    if text:
+    if text := _asked(reading, now):
         parts.append(HeaderField(2, Line(p).add(text, p.warn_bold)))
     if trouble := info.facts.get("trouble"):
         parts.append(HeaderField(3, Line(p).add("not recorded", p.warn_bold)))
         parts.append(HeaderField(11, Line(p).add(str(trouble).split(";")[0], p.warn)))
-    elif requests.state == "cannot" and info.status == "running":
+    elif reading.state == "cannot" and info.status == "running":
         parts.append(HeaderField(9, Line(p).add("not learning", p.muted)))
     parts += _inside(p, reading, now)
     step, total = info.step, info.total_steps
@@ -88,6 +83,19 @@ def _where(p: Palette, requests: Requests, now: float, width: int) -> list[Heade
         if total and info.status == "running" and step < total:
             parts.append(HeaderField(5, Line(p).add("ETA ", p.muted).add(duration((total - step) * pace), p.text)))
     return parts
+
+
+def _asked(reading: Reading, now: float) -> str:
+    """Return what was asked of the run, or an empty string if its status already shows it."""
+    what = "learning " if reading.kind == "online" else ""
+    when = "" if reading.kind == "online" else " after this step"
+    seconds = 0.0 if reading.pending is None else now - reading.pending.time
+    waits = "" if seconds < 2 else f" {seconds:.0f} s"
+    words: dict[State, str] = {
+        "pausing": f"{what}pauses{when}{waits}", "resuming": f"{what}resumes{waits}",
+        "stopping": "saves and stops", "paused": f"{what}paused" if what else "",
+    }  # fmt: skip
+    return words.get(reading.state, "")
 
 
 def _inside(p: Palette, reading: Reading, now: float) -> list[HeaderField]:

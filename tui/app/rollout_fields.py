@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...engine.runs.types import Call, SeenImage, Step, Trajectory
-from ..format import duration, is_cut_short
+from ...engine.runs.types import Call, SeenImage, Step, Trajectory, TrajectoryRecord
+from ..format import duration, fixed, is_cut_short
 from .calls import bare, brief, calls_of, ended, root_of, said, shown, summary, written
 
 
@@ -204,3 +204,33 @@ def fields_at(trajectory: Trajectory, step: int) -> list[tuple[Key, Field]]:
 def _seen_field(seen: Sequence[SeenImage]) -> list[Field]:
     lines = [f"{image.width} × {image.height} pixels, {image.tokens} tokens" for image in seen]
     return [Field("saw", "\n".join(lines), "muted", "plain")] if lines else []
+
+
+COMPARED = ("thought", "call", "answered", "reward")
+"""The texts of a step that are compared with those of other rollouts."""
+
+
+def field_text(record: TrajectoryRecord, step: Step | None, name: str) -> str:
+    """Return the text of a step for one of `COMPARED`. Empty if the step has none."""
+    if step is None:
+        return ""
+    if name == "thought":
+        return said(step)[0]
+    if name == "call":
+        return call_text(step)
+    if name == "answered":
+        return step.observation
+    rewards = record.breakdown.steps if record.breakdown is not None else ()
+    near = (*rewards[step.index : step.index + 1], *rewards)
+    reward = next((s for s in near if s.step == step.index), None)
+    if reward is None:
+        return ""
+    rules = "".join(f"  ✗ {q.rule.replace('_', ' ')} {fixed(q.amount)}" for q in reward.penalties)
+    return f"reward {fixed(reward.total, signed=True)}{rules}"
+
+
+def call_text(step: Step) -> str:
+    """Return the calls of a step with their arguments, or its text."""
+    shown_calls = [shown(call) for call in calls_of(step)]
+    texts = [[f"{call.head} {call.text}".strip(), call.note, *(a.text for a in call.arguments)] for call in shown_calls]
+    return "\n".join(text for call in texts for text in call if text) or said(step)[1]

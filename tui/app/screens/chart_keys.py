@@ -1,184 +1,25 @@
-"""The chart of the dashboard with its keys (metrics, steps, smoothing, axes), and the metric picker."""
+"""The chart of the dashboard with its keys (metrics, steps, smoothing, axes), and the reading of an active run."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
-
-from textual import events
-from textual.binding import Binding, BindingType
 
 from ....configs import metric_names as metric
-from ....configs.metric_names import meaning
+from ....engine.runs.control.status import look
+from ....engine.runs.errors import RecordError
 from ....engine.runs.read.reader import RunReader
 from ..data import Reads
 from ..live_charts import KL, KL_HEADING, Along, ChartView, along, kl_series, metrics_of, series_of
-from ..live_data import Points, Reading, read_curves
+from ..live_data import FOLLOW_SECONDS, Points, Reading, read, read_curves
 from ..widgets.chart import Chart
-from ..widgets.line import Line
-from ..widgets.pane import Pane
 from .base import AppScreen
-from .dialogs import Modal
-from .following import FollowsRun
+from .dialogs import MetricPicker
 
-_MOST_ROWS = 26
-
-
-def matching(names: Sequence[str], typed: str) -> list[str]:
-    """Return names that contain every typed word. Names with the first word at the start of a part come first."""
-    words = typed.casefold().split()
-    found = [n for n in names if all(w in n.casefold() for w in words)]
-    if not words:
-        return found
-
-    def rank(name: str) -> tuple[bool, int]:
-        position = name.casefold().find(words[0])
-        return (position > 0 and name[position - 1].isalnum(), position)
-
-    return sorted(found, key=rank)
-
-
-class PickerPane(Pane):
-    """The typed text, the matching names and a description of the current one."""
-
-    def __init__(self, names: Sequence[str], chosen: Sequence[str]) -> None:
-        super().__init__("picker")
-        self.names = list(names)
-        self.chosen = list(chosen)
-        self.typed = ""
-        self.cursor = 0
-        self.touched = False
-        """Whether the user chose anything by hand. Only then does a typed name join the chosen ones."""
-
-    @property
-    def found(self) -> list[str]:
-        """Return the choices. If nothing is typed, chosen names come first."""
-        if self.typed:
-            return matching(self.names, self.typed)
-        return [*self.chosen, *(n for n in self.names if n not in self.chosen)]
-
-    def build(self, width: int, height: int) -> list[Line]:
-        p = self.palette
-        head = Line(p).add("› ", p.accent)
-        head.add(self.typed, p.strong, most=max(1, width - 4)).add("▏", p.accent)
-        if not self.typed:
-            head.offer(Line(p).add(" type a part of a name", p.faint), width)
-        lines = [head]
-        found = self.found
-        shows_meaning = height >= 4
-        room = max(1, height - 1 - shows_meaning)
-        first = max(0, min(self.cursor - room // 2, len(found) - room))
-        for index, name in enumerate(found[first : first + room], first):
-            selected = index == self.cursor
-            number = self.chosen.index(name) + 1 if name in self.chosen else 0
-            line = Line(p).add("▸" if selected else " ", p.accent)
-            line.add(str(number) if number else "·", p.key if number else p.faint, cells=3, align=">").gap()
-            line.add(name, p.strong if selected or number else p.text, cells=max(1, width - line.width))
-            line.hits = [(0, width, index)]
-            lines.append(line)
-        if shows_meaning and self.cursor < len(found):
-            lines.append(Line(p).gap(min(5, width)).add(meaning(found[self.cursor]), p.faint, cells=max(0, width - 5)))
-        if not found:
-            lines.append(Line(p).add("no metric has this name", p.faint, cells=width))
-        return lines
-
-
-class MetricPicker(Modal[tuple[str, ...] | None]):
-    """Dismissed with the chosen metrics in order, or with None on escape."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss(None)", show=False),
-        Binding("enter", "accept", show=False),
-        Binding("space,tab", "check", show=False),
-        Binding("down,ctrl+n", "move(1)", show=False),
-        Binding("up,ctrl+p", "move(-1)", show=False),
-        Binding("pagedown", "move(10)", show=False),
-        Binding("pageup", "move(-10)", show=False),
-        Binding("shift+up", "earlier(-1)", show=False),
-        Binding("shift+down", "earlier(1)", show=False),
-        Binding("backspace", "rub_out", show=False),
-        Binding("ctrl+u", "clear", show=False),
-    ]
-
-    def __init__(self, names: Sequence[str], chosen: Sequence[str], title: str = "Metrics of the chart") -> None:
-        self.pane, self._title = PickerPane(names, chosen), title
-        super().__init__(self.pane, widest=64)
-
-    def rows(self, width: int) -> int:
-        return min(len(self.pane.names) + 2, _MOST_ROWS)
-
-    def heading(self) -> Line:
-        return Line(self.pane.palette).add(self._title, self.pane.palette.title)
-
-    def hints(self, width: int) -> Line:
-        p = self.pane.palette
-        line = Line(p)
-        for key, label in (("esc", "cancel"), ("enter", "show"), ("space", "choose"), ("shift+↑↓", "order")):
-            line.offer(Line(p).add(key, p.key).add(f" {label}   ", p.muted), width)
-        return line
-
-    def on_key(self, event: events.Key) -> None:
-        if event.character and event.character.isprintable() and event.character != " ":
-            event.stop()
-            event.prevent_default()
-            self._type(self.pane.typed + event.character)
-
-    def _type(self, text: str) -> None:
-        self.pane.typed, self.pane.cursor = text, 0
-        self.pane.changed()
-
-    def action_rub_out(self) -> None:
-        self._type(self.pane.typed[:-1])
-
-    def action_clear(self) -> None:
-        self._type("")
-
-    def action_move(self, by: int) -> None:
-        self.pane.cursor = max(0, min(self.pane.cursor + by, len(self.pane.found) - 1))
-        self.pane.changed()
-
-    def action_check(self) -> None:
-        pane = self.pane
-        if pane.cursor >= len(pane.found):
-            return
-        name = pane.found[pane.cursor]
-        pane.touched = True
-        if name in pane.chosen:
-            pane.chosen.remove(name)
-        else:
-            pane.chosen.append(name)
-        if pane.typed:
-            self._type("")
-            pane.cursor = pane.found.index(name)
-        pane.changed()
-
-    def action_earlier(self, by: int) -> None:
-        pane = self.pane
-        name = pane.found[pane.cursor] if pane.cursor < len(pane.found) else ""
-        if name in pane.chosen and not pane.typed:
-            index = pane.chosen.index(name)
-            to = max(0, min(index + by, len(pane.chosen) - 1))
-            pane.chosen.insert(to, pane.chosen.pop(index))
-            pane.cursor = to
-            pane.changed()
-
-    def action_accept(self) -> None:
-        """Accept the chosen names, or a typed one together with the names chosen by hand."""
-        pane = self.pane
-        if pane.typed and pane.cursor < len(pane.found):
-            name = pane.found[pane.cursor]
-            kept = [n for n in pane.chosen if n != name] if pane.touched else []
-            self.dismiss((*kept, name))
-        elif pane.chosen:
-            self.dismiss(tuple(pane.chosen))
-        else:
-            self.dismiss(tuple(pane.found[pane.cursor : pane.cursor + 1]) or None)
-
-    def on_pane_hit(self, message: Pane.Hit) -> None:
-        if isinstance(message.what, int):
-            self.pane.cursor = message.what
-            self.action_check()
+_LOG_LINES = 60
+CurvesRead = tuple[ChartView, dict[str, Points], dict[str, Points], Along]
+"""The view for which curves were read, the curves, their parts in its window, and its x axis."""
 
 
 class WindowKeys(AppScreen):
@@ -203,8 +44,70 @@ class WindowKeys(AppScreen):
             self.look_at(self.chart_view.panned(by, *self.ends()))
 
 
-CurvesRead = tuple[ChartView, dict[str, Points], dict[str, Points], Along]
-"""The view for which curves were read, the curves, their parts in its window, and its x axis."""
+class FollowsRun(AppScreen):
+    """A screen that follows a run: a thread reads it in `read`, every second while the run is active. For an ended run
+    only a few small files are checked, because someone may resume it. Subclasses display the data in `show`."""
+
+    def __init__(self, reads: Reads) -> None:
+        super().__init__()
+        self.reads = reads
+        self.shown: Reading | None = None
+        self._busy = False
+        self._outdated = False
+        """Whether the read in progress is outdated, and must be repeated before anything is shown."""
+
+    def read(self, reader: RunReader) -> tuple[Reading, CurvesRead]:
+        raise RuntimeError(f"{type(self).__name__} must implement read")
+
+    def show(self, shown: Reading, curves: CurvesRead) -> None:
+        raise RuntimeError(f"{type(self).__name__} must implement show")
+
+    def show_problem(self, problem: str) -> None:
+        self.say(problem, "error")
+
+    def on_mount(self) -> None:
+        self.run_worker(self._update(), group="follow")
+        self.set_interval(FOLLOW_SECONDS, self.follow)
+
+    def on_screen_resume(self) -> None:
+        if self.shown is not None:
+            self.follow()
+
+    def follow(self) -> None:
+        if self.app.screen is self and not self._busy:
+            self.run_worker(self._refresh_status(), group="follow")
+
+    def changed(self) -> None:
+        """Read again after a change by this screen. A read in progress may predate the change."""
+        self._outdated = True
+        self.follow()
+
+    async def _refresh_status(self) -> None:
+        before = self.shown.info if self.shown is not None else None
+        if before is not None and not before.active and before.mode != "dump":
+            now = await asyncio.to_thread(look, self.reads.path)
+            if (before.status, before.ended, before.name) == (now.status, now.ended, now.name):
+                return  # the run neither resumed nor ended in another way
+        await self._update()
+
+    async def _update(self) -> None:
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while True:
+                self._outdated = False
+                shown, curves = await self.reads.later(self.read)
+                if not self._outdated:
+                    break
+            self.shown = shown
+        except RecordError as error:
+            self.show_problem(str(error))
+            return
+        finally:
+            self._busy = False
+        if self.is_attached:
+            self.show(shown, curves)
 
 
 class ChartKeys(WindowKeys, FollowsRun):
@@ -221,12 +124,12 @@ class ChartKeys(WindowKeys, FollowsRun):
         self.chart = Chart("chart")
         self.kl = Chart("kl")
 
-    def read_more(self, reader: RunReader, reading: Reading) -> CurvesRead:
-        view = self.chart_view
+    def read(self, reader: RunReader) -> tuple[Reading, CurvesRead]:
+        reading, view = read(reader, _LOG_LINES), self.chart_view
         shown = replace(view, kind=reading.kind)
         names = metrics_of((*shown.chart.metrics, *KL), reading.names)
         near = read_curves(reader, names, view.window) if view.window is not None else {}
-        return view, read_curves(reader, names), near, self._along(reader, reading, shown)
+        return reading, (view, read_curves(reader, names), near, self._along(reader, reading, shown))
 
     @staticmethod
     def _along(reader: RunReader, reading: Reading, view: ChartView) -> Along:
@@ -234,10 +137,10 @@ class ChartKeys(WindowKeys, FollowsRun):
         tokens = reader.metrics.points(metric.TOKENS_TOTAL, max_points=400) if view.axis == "tokens" else []
         return along(view.axis, reading.kind, times, tokens, reading.info.created)
 
-    def take_curves(self, shown: Reading, extra: CurvesRead) -> None:
+    def take_curves(self, shown: Reading, read: CurvesRead) -> None:
         """Store the curves, except those of a window or axis that changed during the read."""
         self.chart_view = replace(self.chart_view, kind=shown.kind)
-        view, curves, near, x = extra
+        view, curves, near, x = read
         self.curves.update(curves)
         if view.window == self.chart_view.window:
             self.near = near

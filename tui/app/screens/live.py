@@ -1,7 +1,7 @@
 """The dashboard of a run: learning, rewards, reward hacking, speed.
 
-Each kind of run has its own panels (`live_layout.PANES`). `following` reads the run, `chart_keys` handles the keys of
-the chart, `live_layout` places the panels, and `live_header` shows the progress.
+Each kind of run has its own panels (`live_layout.PANES`). `chart_keys` reads the run and handles the keys of the chart,
+`live_layout` places the panels, and `live_header` shows the progress.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ....configs import metric_names as metric
 from ....configs.errors import GrpoTuiError
@@ -29,10 +28,9 @@ from ..bindings import LIVE
 from ..data import Reads
 from ..destinations import Behavior, Chatting, Further, Trajectories
 from ..live_charts import CHARTS
-from ..live_data import LiveFinding, Reading, findings
+from ..live_data import LiveFinding, Reading, State, findings
 from ..live_header import header
 from ..live_layout import PANES, LayoutInputs, plan
-from ..run_requests import Requests
 from ..widgets.alerts import Alerts
 from ..widgets.frame import Box
 from ..widgets.learning_panels import ActionBars, ComponentTable, PolicyPanel
@@ -41,9 +39,8 @@ from ..widgets.live_panels import LogPanel, ServingPanel, SnapshotsPanel, SpeedP
 from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.writing_panel import WritingPanel
-from .chart_keys import ChartKeys
+from .chart_keys import ChartKeys, CurvesRead, FollowsRun
 from .dialogs import confirm
-from .following import FollowsRun
 
 
 class RequestKeys(FollowsRun):
@@ -51,10 +48,6 @@ class RequestKeys(FollowsRun):
 
     _answered: Set[str] | None = None
     """Ids of requests whose answer was already shown, or existed when the screen opened."""
-
-    @property
-    def requests(self) -> Requests | None:
-        return None if self.shown is None else Requests(self.shown)
 
     @property
     def _online(self) -> bool:
@@ -87,23 +80,30 @@ class RequestKeys(FollowsRun):
         self._look_again()
 
     def action_pause(self) -> None:
-        requests = self.requests
-        if requests is None:
+        shown = self.shown
+        if shown is None:
             return
-        answer = requests.on_pause_key()
-        if answer.ask is not None:
-            self.ask_run(answer.ask, answer.say)
-        elif answer.withdraw is None:
-            self.say(answer.say, "warning")
-        elif withdraw(self.reads.path, answer.withdraw.id):
-            self.say(answer.say)
+        what = "learning" if self._online else "the run"
+        if shown.state == "running":
+            when = "answers continue" if self._online else "after this step"
+            self.ask_run("pause", f"Asked {what} to pause ({when}). Press space to undo.")
+        elif shown.state == "paused":
+            self.ask_run("resume", f"Asked {what} to resume.")
+        elif shown.state not in ("pausing", "resuming") or shown.pending is None:
+            reasons: dict[State, str] = {
+                "stopping": "The run is already saving and stopping.",
+                "cannot": "This run only serves: it has no learning to pause.",
+            }
+            self.say(reasons.get(shown.state, f"The run is {shown.info.status} and cannot pause."), "warning")
+        elif withdraw(self.reads.path, shown.pending.id):
+            self.say(f"Undone: {what} {'continues' if shown.state == 'pausing' else 'stays paused'}.")
             self._look_again()
         else:
             self.say("It is too late to undo: the run has answered.")
             self.changed()
 
     def action_checkpoint(self) -> None:
-        if self.requests is not None and self.requests.waiting("checkpoint"):
+        if self.shown is not None and self.shown.waits_for("checkpoint"):
             self.say("A checkpoint was already requested. The run saves it after this step.")
             return
         online = self._online
@@ -120,6 +120,9 @@ class RequestKeys(FollowsRun):
         confirm(self, text, "Yes, save and stop", partial(self.ask_run, "stop", message), "No, let it continue")
 
 
+_PAUSE_HINTS: dict[State, str] = {
+    "running": "pause", "pausing": "don't pause", "paused": "resume", "resuming": "stay paused",
+}  # fmt: skip
 _LOG_END = 2_000_000
 """Maximum number of bytes of a log that go to the pager."""
 
@@ -148,15 +151,15 @@ class LiveScreen(ChartKeys, RequestKeys):
         return plan(self.wanted, width, height)
 
     def header(self, width: int) -> tuple[Line, Line]:
-        return header(self.palette, self.reads.path.name, self.requests, self.shell.clock(), width)
+        return header(self.palette, self.reads.path.name, self.shown, self.shell.clock(), width)
 
     def hint_label(self, action: str, label: str) -> str:
-        requests, shown = self.requests, self.shown
+        shown = self.shown
         if action == "chat" and (shown is None or shown.is_dump or shown.info.active != self._online):
             return ""
-        if action in ("stop", "checkpoint") and requests is not None and requests.state == "ended":
+        if action in ("stop", "checkpoint") and shown is not None and shown.state == "ended":
             return ""
-        return requests.hint if action == "pause" and requests is not None else label
+        return _PAUSE_HINTS.get(shown.state, "") if action == "pause" and shown is not None else label
 
     def on_mount(self) -> None:
         self._active = "chart"
@@ -168,12 +171,12 @@ class LiveScreen(ChartKeys, RequestKeys):
     def show_problem(self, problem: str) -> None:
         self.chart.put("", [], problem)
 
-    def show(self, shown: Reading, extra: Any) -> None:
+    def show(self, shown: Reading, curves: CurvesRead) -> None:
         for pane in self.panels:
             pane.put(shown)
         found = findings(shown)
         components = len(self.components.names())
-        self.take_curves(shown, extra)
+        self.take_curves(shown, curves)
         writing = shown.info.active and (shown.live is not None or shown.kind == "rft")
         inputs = replace(self.wanted, kind=shown.kind, components=components, findings=len(found))
         self._want(replace(inputs, writing=writing, empty=self._empty(shown)))

@@ -22,7 +22,7 @@ from ..widgets.line import Line
 from ..widgets.list_panels import Preview
 from ..widgets.pane import Pane
 from .base import GrowingScreen
-from .chart_keys import MetricPicker
+from .dialogs import MetricPicker
 
 _MOST = (200, 80)
 """Maximum number of columns and rows of cells."""
