@@ -19,6 +19,8 @@ R = TypeVar("R")
 
 STALL_S = 0.005
 """Seconds without a finished call after which another worker starts (up to the limit)."""
+LONGEST = 20_000
+"""Maximum characters of a traceback, whose last line may be a message of megabytes."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,11 @@ def guarded_map(function: Callable[[T], R], items: Sequence[T], *, timeout_s: fl
     even SystemExit.
     """
     return _Batch(function, items, timeout_s, workers).run()
+
+
+def guarded(function: Callable[[T], R], item: T, timeout_s: float) -> Outcome[R]:
+    """Call `function` on one item, as `guarded_map` does."""
+    return guarded_map(function, [item], timeout_s=timeout_s, workers=1)[0]
 
 
 class _Batch(Generic[T, R]):
@@ -110,7 +117,7 @@ def _outcome(function: Callable[[T], R], item: T) -> Outcome[R]:
     try:
         return Outcome(function(item), seconds=time.perf_counter() - started)
     except BaseException as problem:  # a sys.exit() in an environment must not end training either
-        error, detail = one_line(problem)[:300], traceback.format_exc()
+        error, detail = one_line(problem)[:300], traceback.format_exc()[-LONGEST:]
         return Outcome(error=error, detail=detail, seconds=time.perf_counter() - started)
 
 

@@ -118,7 +118,7 @@ class LiveRollout:
             cut = turn.stop_reason == "turn_limit"
             self.stop_reason = StopReason.TURN_LIMIT if cut else StopReason.ANSWER
         if result.done:
-            self.done, self.answer = True, result.answer
+            self.done, self.answer = True, None if result.answer is None else clean_text(result.answer)
         if result.done or result.correct is not None:
             self.correct = result.correct
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from .agent import AgentSession, AgentTurn, AsyncAgentSession, Message, SeeingSession, ShownImage
 from .base import StepResult
-from .guard import Outcome, guarded_map
+from .guard import Outcome, guarded, guarded_map
 from .live_rollout import LiveRollout
 from .spans import TrialWatches
 from .trajectory import StopReason, TokenArrays, Trajectory
@@ -135,9 +135,8 @@ class Trial:
                 with self.watches.generating:
                     turn = await session.act_alone(row)
                 if self._has_acted(rollout, turn):
-                    answer = partial(self.answer, rollout)
-                    call = partial(guarded_map, answer, [turn], timeout_s=self.timeout_s, workers=1)
-                    (outcome,) = await asyncio.get_running_loop().run_in_executor(threads, call)
+                    answer, event_loop = partial(self.answer, rollout), asyncio.get_running_loop()
+                    outcome = await event_loop.run_in_executor(threads, guarded, answer, turn, self.timeout_s)
                     self.note(rollout, turn, outcome)
             self._tell()
             if self.hand_over is not None and (task := self.close_task(row)) is not None:

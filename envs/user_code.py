@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..configs.errors import GrpoTuiError
+from .calls import clean_text
 
 _IMPORTING = ("<frozen importlib", os.path.dirname(importlib.__file__))
 """Files of stack frames that belong to the import system."""
@@ -146,7 +147,7 @@ def _module_of_file(file: Path, path: str) -> ModuleType:
 def one_line(problem: BaseException) -> str:
     """Format an exception as one line: its type and, if `str` works, its message."""
     try:
-        text = " ".join(str(problem).split())
+        text = clean_text(" ".join(str(problem).split()))
     except Exception:
         text = ""
     return f"{type(problem).__name__}: {text}" if text else type(problem).__name__

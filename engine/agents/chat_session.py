@@ -135,7 +135,9 @@ class ChatSession:
         self._refused = {row: str(p) for row, p in enumerate(rows) if isinstance(p, VisionError)}
         # A refused row needs one token, so that every row has a last one.
         encoded = [Encoded([self.chat.stop_ids[0]], ()) if isinstance(p, VisionError) else p for p in rows]
-        self.history = TokenHistory([p.ids for p in encoded])
+        # A prompt beyond the limit gets no turn. Cut, it costs no memory in later passes. Pictures must stay whole.
+        limit = start.settings.max_trajectory_tokens
+        self.history = TokenHistory([p.ids if p.images else p.ids[:limit] for p in encoded])
         self._shown = [tuple(ShownImage(image, -1) for image in p.images) for p in encoded]
         self._exhausted = np.zeros(len(rows), dtype=bool)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...configs.sections import DataConfig, EnvironmentConfig
 from ...configs.sections.data import holds_tasks
 from ...envs.base import Env
-from ...envs.guard import guarded_map
+from ...envs.guard import guarded
 from ...envs.loading import EnvLoadError, make_env
 from .runner import DataError, EnvKey, Row, parse_row
 
@@ -97,7 +97,7 @@ def check_rows(
         if time.monotonic() < until:
             env = environments[row.key]
             limit = float(getattr(env, "turn_timeout_s", 30.0))
-            outcome = guarded_map(env.reset, [row.task_data], timeout_s=limit, workers=1)[0]
+            outcome = guarded(env.reset, row.task_data, limit)
             if outcome.error is not None:
                 raise DataError(
                     f"{where}: {row.env_class_path} cannot start this task_data ({outcome.error}); it has the keys "

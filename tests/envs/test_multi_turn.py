@@ -52,6 +52,8 @@ class TroubleEnv(MultiTurnEnv):
         match what:
             case "raise":
                 raise ValueError("broken")
+            case "half":
+                raise ValueError("half \ud83d" + "x" * 1_000_000)
             case "exit":
                 raise SystemExit(3)
             case "hang":
@@ -218,6 +220,16 @@ def test_rubbish_from_the_other_methods_costs_rollouts_too(method: str, value: A
     broken = type("Broken", (TroubleEnv,), {method: lambda self, _: value})
     trajectory = broken(max_turns=1).run_trial([{}], ByteAgent(lambda *_: do("go")), 1)["trajectories"][0]
     assert trajectory.stop_reason == "error" and error in trajectory.error
+
+
+def test_half_characters_and_long_messages_of_an_environment_can_be_sent_and_logged(caplog: pytest.LogCaptureFixture):
+    env = TroubleEnv(max_turns=1)
+    answered = {"rubbish": {"done": True, "answer": "half \ud83d"}}
+    first, second = env.run_trial([answered], ByteAgent(lambda row, *_: do("half" if row else "rubbish")), 2)[
+        "trajectories"
+    ]
+    assert first.answer == "half ?" and second.error.startswith("step 1: ValueError: half ?x")
+    assert "Traceback" not in caplog.text and len(caplog.text) < 30_000
 
 
 def test_numbers_of_numpy_are_numbers():

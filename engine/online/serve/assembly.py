@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -77,6 +77,8 @@ def serve(
     torch.manual_seed(config.seed)
     with contextlib.ExitStack() as closing:  # closes in reverse order
         parts = _Parts(config, writer, OnlineFolder(run_dir), closing)
+        # What can be refused is looked at before the policy is loaded, which takes long.
+        server, asked = parts.server(), _asked(config)
         folder, store, problem = parts.folder, parts.store, parts.problem
         # Two connections, so that reading never waits for a write that a stopped worker holds up.
         engine_queue = patiently(store.open_engine_queue, control, problem)
@@ -97,9 +99,9 @@ def serve(
         engine = parts.engine(engine_class, agent, tokenizer, buffer)
         follower.look()
         follower.start()
-        source, pipe = _source(config, tokenizer)
-        if online.serve is not None:
-            server = parts.server(EngineBackend(config, folder, source, engine, follower))
+        source, pipe = _source(config, tokenizer, asked)
+        if server is not None:
+            parts.start_server(server, EngineBackend(config, folder, source, engine, follower))
             if patiently(partial(_write_address, folder.address, server), control, problem) is None:
                 return False
         record_vocabulary(writer, tokenizer)
@@ -247,23 +249,27 @@ class _Parts:
         self.loading(f"Reward statistics loaded from {folder}.")
         return True
 
-    def server(self, backend: EngineBackend) -> AnswerServer:
-        """Start the HTTP server."""
-        online, folder = self.config.online, self.folder
-        shown = tuple(Path(f).expanduser().resolve() for f in online.image_folders)
+    def server(self) -> AnswerServer | None:
+        """Return the HTTP server, which accepts no connections yet; None if the run has none."""
+        online = self.config.online
+        if online.serve is None:
+            return None
         server = AnswerServer(
-            online.serve or "",
-            backend,
-            uploads=Uploads(folder.run_dir / "images" / "uploads", shown),
+            online.serve,
             tokens=os.environ.get(TOKEN_VARIABLE, "").split(),
             certificate=Path(online.tls_certificate).expanduser() if online.tls_certificate else None,
             key=Path(online.tls_key).expanduser() if online.tls_key else None,
         )
-        server.start()
+        self.closing.callback(server.close)
+        return server
+
+    def start_server(self, server: AnswerServer, backend: EngineBackend) -> None:
+        folder = self.folder
+        shown = tuple(Path(f).expanduser().resolve() for f in self.config.online.image_folders)
+        server.start(backend, Uploads(folder.run_dir / "images" / "uploads", shown))
         log.info("answering on %s", server.url)
         self.closing.callback(folder.address.unlink, missing_ok=True)
         self.closing.callback(server.stop)
-        return server
 
 
 @contextlib.contextmanager
@@ -289,17 +295,23 @@ def _saved_periodically(buffer: ExperienceBuffer, path: Path) -> Iterator[None]:
         thread.join(timeout=30)
 
 
-def _source(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[RequestSource, bool]:
-    """Return the source of requests, and whether answers go to standard output."""
+def _asked(config: RunConfig) -> Sequence[Request]:
+    """Return the requests of the run's file, if it has one. Raises RequestError."""
+    file = config.online.requests
+    return () if file in (None, "-") else read_requests(Path(file).expanduser(), config.environment)
+
+
+def _source(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Request]
+) -> tuple[RequestSource, bool]:
+    """Return the source of requests, and whether answers go to standard output. asked: the requests of a file."""
     online = config.online
     if online.requests == "-":
         source = RequestSource(open_ended=True, max_waiting=256)
         threading.Thread(target=_read_pipe, args=(source, config), name="stdin", daemon=True).start()
         return source, True
-    rows: Iterable[Request] = ()
-    if online.requests is not None:
-        rows = read_requests(Path(online.requests).expanduser(), config.environment)
-    elif online.serve is None:
+    rows: Iterable[Request] = asked
+    if online.requests is None and online.serve is None:
         rows = map(Request, load_rows(config.environment, "train", config.seed, tokenizer, config.data))
     return RequestSource(rows, open_ended=online.serve is not None, max_waiting=online.max_waiting), False
 

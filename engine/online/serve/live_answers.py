@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from ....envs.agent import AgentTurn
+from ....envs.guard import guarded
 from ....envs.multi_turn import MultiTurnEnv
 from ....envs.seeds import seed_of
 from ....envs.trajectory import Call, TokenArrays
@@ -328,12 +329,10 @@ class LiveAnswers:
         env: object = self.engine.runner.environment(request.row)
         if not isinstance(env, MultiTurnEnv):
             return None
-        try:
-            encoded = self._agent.chat.begun(*env.opening(request.row.task_data, self._agent))
-        except Exception:  # the normal path reports the problem with the task
-            return None
-        fits = isinstance(encoded, Encoded) and len(encoded.ids) < self.engine.config.max_trajectory_tokens
-        return list(encoded.ids) if isinstance(encoded, Encoded) and fits else None
+        agent, limit, task = self._agent, self.engine.config.max_trajectory_tokens, request.row.task_data
+        opened = guarded(lambda t: agent.chat.begun(*env.opening(t, agent)), task, env.turn_timeout_s)
+        encoded = opened.value  # None for a problem with the task, which the normal path reports
+        return list(encoded.ids) if isinstance(encoded, Encoded) and len(encoded.ids) < limit else None
 
     def _text_tokens(self, row: LiveRow) -> list[int]:
         """Return the tokens of a row without the token that ends the turn."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Sequence
@@ -89,16 +90,15 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 class AnswerServer:
-    """Serves answers over HTTP and puts requests into `backend.source`. Raises ServeError for an address in use, or a
-    public address without tokens.
+    """Serves answers over HTTP and puts requests into `backend.source`. It takes the address at once and accepts
+    connections after `start`. Raises ServeError for an address in use, a public address without tokens, or an unusable
+    certificate.
     """
 
     def __init__(
         self,
         address: str,
-        backend: EngineBackend,
         *,
-        uploads: Uploads,
         tokens: Sequence[str] = (),
         max_body_bytes: int = 8 * 2**20,
         certificate: Path | None = None,
@@ -116,16 +116,28 @@ class AnswerServer:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((host, port))
+            if certificate is not None:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
         except OSError as error:
             self._socket.close()
             raise ServeError(f"{address} cannot be served on: {error.strerror or error}") from error
         self.host, self.port = host, int(self._socket.getsockname()[1])
-        self._source = backend.source
+        self.close = self._socket.close
         self._scheme = "http" if certificate is None else "https"
+        self._guard = Guard(is_loopback(host), tokens, max_body_bytes)
+        self._options: dict[str, Any] = {"ssl_certfile": certificate, "ssl_keyfile": key}
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self._scheme}://{host}:{self.port}"
+
+    def start(self, backend: EngineBackend, uploads: Uploads) -> None:
+        """Start the server, and return once it accepts connections. Raises ServeError if it does not start."""
+        self._source = backend.source
         engine = Engine(backend, ServerMetrics(backend))
-        app = make_app(Api(backend, engine, Guard(is_loopback(host), tokens, max_body_bytes), uploads))
         config = uvicorn.Config(
-            app,
+            make_app(Api(backend, engine, self._guard, uploads)),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -135,21 +147,12 @@ class AnswerServer:
             lifespan="off",
             timeout_graceful_shutdown=STOP_SECONDS,
             timeout_keep_alive=IDLE_SECONDS,
-            ssl_certfile=certificate,
-            ssl_keyfile=key,
+            **self._options,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, name="http", daemon=True
         )
-
-    @property
-    def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self._scheme}://{host}:{self.port}"
-
-    def start(self) -> None:
-        """Start the server, and return once it accepts connections. Raises ServeError if it does not start."""
         self._thread.start()
         until = time.monotonic() + START_SECONDS
         while not self._server.started:
@@ -163,4 +166,3 @@ class AnswerServer:
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS + 5)
-        self._socket.close()

@@ -194,6 +194,14 @@ def test_limits_per_turn_and_per_trajectory_and_how_a_cut_turn_is_closed():
     assert session.act([0])[0].text == ""
 
 
+def test_a_prompt_beyond_the_limit_gets_no_turn_and_is_cut():
+    agent = TransformersAgent(model("qwen3"), tokenizer(), max_turn_tokens=7, max_trajectory_tokens=40)
+    session = agent.start([user("red " * 400), user("x")], 1, seed=0)
+    turns = session.act([0, 1])
+    assert turns[0].stop_reason == "token_limit" and turns[0].text == "" and len(session.tokens(0)) == 40
+    assert turns[1].text
+
+
 def test_the_end_token_that_the_agent_wrote_is_its_own_and_is_not_written_twice():
     net = model("qwen3", end_bias=50.0)  # ends every turn at once
     agent = TransformersAgent(net, tokenizer(), max_turn_tokens=7)

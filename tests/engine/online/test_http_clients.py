@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import subprocess
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ import openai
 import pytest
 from PIL import Image
 
-from .world import ASK, QUESTION, PicturesOnly, World, picture_url
+from grpo_tui.configs.sections import EnvironmentConfig
+
+from .world import ASK, QUESTION, OwnEnv, PicturesOnly, World, picture_url
 
 # --------------------------------------------------------------------------------------------- OpenAI's own client
 
@@ -225,6 +228,44 @@ def test_a_persons_word(world: World) -> None:
     own = world.post(ASK).json()["id"]
     for identifier, status in ((own, 404), (f"{own}x", 404), ("chatcmpl-1-0a", 404), (own.replace("-0-", "-1-"), 200)):
         assert world.post({"id": identifier, "verdict": "right"}, path=path).status_code == status
+
+
+class OddEnv(OwnEnv):
+    """Does to a question what it says."""
+
+    release = threading.Event()
+
+    @classmethod
+    def task_of_question(cls, question: str, images: Any) -> Any:
+        if question == "hang":
+            cls.release.wait(20)
+        if question == "exit":
+            raise SystemExit(3)
+        return {"list": [question], "half": {"question": "half \ud83d"}}.get(question)
+
+
+@pytest.mark.parametrize(
+    ("question", "reason"),
+    [
+        ("hang", "took longer than 0.2 s"),
+        ("exit", "SystemExit: 3"),
+        ("list", "task_of_question returned a list, not a task"),
+    ],
+)
+def test_an_environment_that_makes_no_task_of_a_question_costs_that_request(
+    world: World, monkeypatch: pytest.MonkeyPatch, question: str, reason: str
+) -> None:
+    monkeypatch.setattr(world.backend, "env_class", OddEnv)
+    monkeypatch.setattr(world.backend, "environment", EnvironmentConfig(class_path="a.b.C", turn_timeout_s=0.2))
+    asked = world.post({"messages": [{"role": "user", "content": question}]})
+    OddEnv.release.set()
+    assert asked.status_code == 422 and reason in asked.json()["error"]["message"]
+
+
+def test_a_task_with_half_a_character_is_mended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world.backend, "env_class", OddEnv)
+    assert world.post({"messages": [{"role": "user", "content": "half"}]}).status_code == 200
+    assert world.reached[-1].row.task_data == {"question": "half ?"}
 
 
 def test_a_task_that_cannot_begin(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Callable
@@ -11,12 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from grpo_tui.engine.online.serve.http.conversation import Uploads
 from grpo_tui.engine.online.serve.http.guard import is_loopback, parsed
 from grpo_tui.engine.online.serve.http.problems import HttpProblem
 from grpo_tui.engine.online.serve.server import AnswerServer, ServeError, parse_address
 
-from .world import ASK, LIMIT, TOKENS, StandIn, World
+from .world import ASK, LIMIT, TOKENS, World
 
 WRONG: list[tuple[Any, int, str]] = [
     (b"", 400, "not JSON"),
@@ -67,6 +67,14 @@ def test_wrong_bodies(world: World, body: Any, status: int, reason: str) -> None
     assert len(world.reached) == before
 
 
+def test_a_body_in_chunks_is_read_as_one(world: World) -> None:
+    chunks = (json.dumps(ASK)[start : start + 7].encode() for start in range(0, 200, 7))
+    answer = httpx.post(
+        f"{world.server.url}/v1/chat/completions", content=chunks, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 200, answer.text
+
+
 def test_text_of_any_language_and_numbers_of_any_size_are_taken(world: World) -> None:
     body = b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00 \xc3\xa9"}], "max_tokens": ' + b"9" * 200 + b"}"
     assert world.post(body).status_code == 200
@@ -113,11 +121,15 @@ def test_oversized_missing_and_lying_lengths(world: World) -> None:
     def status(text: str) -> str:
         with socket.create_connection((world.server.host, world.server.port), timeout=20) as connection:
             connection.sendall(text.encode())
-            connection.shutdown(socket.SHUT_WR)
+            if "chunked" not in text:
+                connection.shutdown(socket.SHUT_WR)
             return connection.makefile().readline()
 
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     assert " 411 " in status(head + "\r\n")
+    chunked = head + "Transfer-Encoding: chunked\r\n\r\n"
+    assert " 413 " in status(f"{chunked}{LIMIT:x}\r\n{'x' * LIMIT}\r\n1\r\nx\r\n0\r\n\r\n")
+    assert " 400 " in status(f"{chunked}2\r\n[]\r\n0\r\n\r\n")
     assert " 400 " in status(head + "Content-Length: -5\r\n\r\n")
     assert " 413 " in status(head + "Content-Length: 99999999999999\r\n\r\n")
     assert " 400 " in status(head + f"Content-Length: {'9' * 5000}\r\n\r\n")
@@ -164,6 +176,8 @@ def test_a_token_is_needed_where_there_is_one(guarded: World) -> None:
     assert guarded.reached == []
     for token in ("secret", "other"):
         assert guarded.post(ASK, Authorization=f"Bearer {token}").status_code == 200
+        behind = guarded.post(ASK, Authorization=f"Bearer {token}", host="policy.example")
+        assert behind.status_code == 200  # a proxy may keep the Host header
 
 
 def test_who_asks_is_known_by_token_else_by_address_and_no_header_changes_that(world: World, guarded: World) -> None:
@@ -189,7 +203,7 @@ def test_who_asks_is_known_by_token_else_by_address_and_no_header_changes_that(w
 
 def test_open_to_others_only_with_a_token(tmp_path: Path) -> None:
     with pytest.raises(ServeError, match="set GRPO_TUI_TOKEN"):
-        AnswerServer("0.0.0.0:0", StandIn(), uploads=Uploads(tmp_path))
+        AnswerServer("0.0.0.0:0")
     with pytest.raises(ServeError, match="expected HOST:PORT"):
         parse_address("8000")
     assert parse_address(":8000") == ("127.0.0.1", 8000) and parse_address("[::1]:1") == ("::1", 1)
@@ -199,7 +213,13 @@ def test_open_to_others_only_with_a_token(tmp_path: Path) -> None:
 def test_an_address_that_is_taken(world: World, tmp_path: Path) -> None:
     address = f"127.0.0.1:{world.server.port}"
     with pytest.raises(ServeError, match="cannot be served on"):
-        AnswerServer(address, StandIn(), uploads=Uploads(tmp_path))
+        AnswerServer(address)
+
+
+def test_a_certificate_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").write_text("none")
+    with pytest.raises(ServeError, match=r"cannot be served on: .*PEM"):
+        AnswerServer("127.0.0.1:0", certificate=tmp_path / "cert.pem", key=tmp_path / "cert.pem")
 
 
 def test_a_socket_over_tls(tmp_path: Path) -> None:

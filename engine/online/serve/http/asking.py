@@ -193,7 +193,7 @@ class Engine:
             raise HttpProblem(500, "the request could not be answered. See the run's log.")
         answer = future.result()
         if answer.error is not None:
-            raise HttpProblem(422, f"the environment cannot start this task: {answer.error}")
+            raise HttpProblem(422, f"the environment failed: {answer.error}")
         self.metrics.latency.observe(time.perf_counter() - request.arrived)
         for sample in answer.samples:
             written = int(sample.agent_mask.sum())

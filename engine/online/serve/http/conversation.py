@@ -11,6 +11,7 @@ import base64
 import hashlib
 import io
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,15 @@ from .....configs.pictures import open_picture
 from .....configs.schema import CHAT_ENV
 from .....configs.sections import EnvironmentConfig
 from .....envs.base import Env
-from .....envs.calls import format_call
+from .....envs.calls import clean_json, format_call
+from .....envs.guard import describe, guarded
 from ....runs.durable import replace_file
 from ..conversations import Told, tool_call
 from ..wanted import JsonSchema, Wanted
 from .problems import HttpProblem
 from .schema import ChatMessage, ChatRequest, ImagePart, NamedTool, ToolPart
+
+log = logging.getLogger(__name__)
 
 SCHEMA_CHARACTERS = 100_000
 """Maximum length of the JSON schema in a `response_format`."""
@@ -127,7 +131,7 @@ def row_of(
         raise HttpProblem(400, f"messages[{len(plain) - 1}] contains no text", param="messages")
     systems = [m["content"] for m in plain[:-1] if m["role"] == "system"]
     if env_class is not None and len(systems) == len(plain) - 1:
-        task = env_class.task_of_question(plain[-1]["content"], pictures)
+        task = _task_of_question(env_class, plain[-1]["content"], pictures, environment.turn_timeout_s)
         if task is not None:
             prompt = {"system_prompt": "\n\n".join(systems)} if systems else {}
             return {
@@ -141,6 +145,24 @@ def row_of(
         if shown := [{"type": "image", "image": path} for path in m.pop("pictures")]:
             m["content"] = [*shown, {"type": "text", "text": m["content"]}]
     return {"env_class_path": CHAT_ENV, "env_config": {}, "task_data": {"messages": plain}}
+
+
+def _task_of_question(
+    env_class: type[Env], question: str, pictures: list[str], timeout_s: float
+) -> dict[str, Any] | None:
+    """Return the environment's task for a question. Raises HttpProblem if its author's code fails or hangs."""
+
+    def task(_: None) -> dict[str, Any] | None:
+        found: object = env_class.task_of_question(question, pictures)
+        if not isinstance(found, dict | None):
+            raise TypeError(f"task_of_question returned {describe(found)}, not a task")
+        return clean_json(found)
+
+    outcome = guarded(task, None, timeout_s)
+    if outcome.error is not None:
+        log.warning("task_of_question failed: %s\n%s", outcome.error, outcome.detail)
+        raise HttpProblem(422, f"the environment makes no task of this question: {outcome.error}", param="messages")
+    return outcome.value
 
 
 def told(messages: Sequence[ChatMessage]) -> list[Told]:
@@ -232,7 +254,7 @@ def _schema(tool: ToolPart, where: str) -> dict[str, object]:
 
 def _arguments(text: str, where: str) -> dict[str, object]:
     try:
-        found = json.loads(text or "{}")
+        found = clean_json(json.loads(text or "{}"))
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

@@ -33,8 +33,8 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Guard:
-    """Access rules. tokens: a caller must send one of these secrets (empty: open access). loopback: the `Host` header
-    must name this machine, which prevents DNS rebinding by web pages.
+    """Access rules. tokens: a caller must send one of these secrets (empty: open access). loopback: without tokens, the
+    `Host` header must name this machine, which prevents DNS rebinding by web pages.
     """
 
     loopback: bool
@@ -46,10 +46,12 @@ class Guard:
         hosts = request.headers.getlist("host")
         if len(hosts) != 1:
             raise HttpProblem(400, f"send one Host header, not {len(hosts)}")
-        if self.loopback:
+        if self.loopback and not self.tokens:
             name = hosts[0].rpartition(":")[0] if hosts[0].rpartition(":")[2].isdigit() else hosts[0]
             if not is_loopback(name.strip("[]")):
-                raise HttpProblem(403, f"the Host header {hosts[0][:200]!r} does not name the loopback interface")
+                fix = "Behind a proxy, set GRPO_TUI_TOKEN, or let it send this server's address"
+                given = f"the Host header {hosts[0][:200]!r} does not name the loopback interface"
+                raise HttpProblem(403, f"{given}. {fix}")
         if self.tokens and self._token(request) is None:
             raise HttpProblem(401, "a token is needed: send `Authorization: Bearer <token>`", code="invalid_api_key")
 
@@ -75,12 +77,13 @@ class Guard:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HttpProblem(415, "send `Content-Type: application/json`")
         length = request.headers.get("content-length", "")
-        if not (length.isascii() and length.isdigit()):
-            raise HttpProblem(411, "send a Content-Length")
-        if len(length) > 18 or int(length) > self.max_body_bytes:
-            raise HttpProblem(413, f"the body has {length[:18]} bytes, the limit is {self.max_body_bytes}")
+        if length.isascii() and length.isdigit():
+            if len(length) > 18 or int(length) > self.max_body_bytes:
+                raise HttpProblem(413, f"the body has {length[:18]} bytes, the limit is {self.max_body_bytes}")
+        elif "transfer-encoding" not in request.headers:
+            raise HttpProblem(411, "send a Content-Length, or the body in chunks")
         try:
-            body = await asyncio.wait_for(request.body(), BODY_SECONDS)
+            body = await asyncio.wait_for(self._body(request), BODY_SECONDS)
         except TimeoutError:
             raise HttpProblem(408, "the body did not arrive in time") from None
         except ClientDisconnect:
@@ -89,6 +92,14 @@ class Guard:
         if not isinstance(data, dict):
             raise HttpProblem(400, f"the body must be a JSON object, not {type(data).__name__}")
         return data
+
+    async def _body(self, request: Request) -> bytes:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self.max_body_bytes:
+                raise HttpProblem(413, f"the body has more bytes than the limit of {self.max_body_bytes}")
+        return bytes(body)
 
 
 def parsed(body: bytes) -> object:
