@@ -30,7 +30,7 @@ from grpo_tui.trl_loss import LossTap
 from grpo_tui.trl_sources import TENSORS, ParquetFiles, RewardCalls, Rows, is_function
 
 if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerState
 
 GENERATE = "_generate_and_score_completions"
 SOURCES = {
@@ -325,14 +325,10 @@ class _Numbers(TrainerCallback):
     def __init__(self, attached: Attached) -> None:
         self.attached = attached
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, control: object, **more: object) -> None:
         self.attached.recorder.total_steps = int(state.max_steps)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, args: object, state: TrainerState, control: object, **more: object) -> None:
         self._read(state)
 
     def _read(self, state: TrainerState) -> None:
@@ -342,12 +338,7 @@ class _Numbers(TrainerCallback):
             self.attached.failed(error)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, object] | None = None,
-        **kwargs: object,
+        self, args: object, state: TrainerState, control: object, logs: Mapping[str, Any] | None = None, **more: object
     ) -> None:
         if logs and self.attached.rank == 0:
             try:
@@ -367,9 +358,7 @@ class _Numbers(TrainerCallback):
                 values[metric.COMPONENT_CONTRIBUTION(name)] = mean * weight
         self.attached.recorder.metrics(step, values)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_end(self, args: object, state: TrainerState, control: object, **more: object) -> None:
         if self.attached.source != "logs":  # the last logs have already been read
             self._read(state)
         self.attached.end()

@@ -274,7 +274,6 @@ SHARED = (
     "query_list",
     "outline_keys",
     "reading_screen",
-    "histogram_keys",
     "chart_keys",
     "pager",
 )

@@ -230,16 +230,6 @@ class OncePalette(CommandPalette):
     """A palette that closes once and runs one command, however often enter is pressed."""
 
     VERTICAL_BREAKPOINTS = [(0, "-short"), (16, "-tall")]  # noqa: RUF012 - Textual declares it without ClassVar
-    DEFAULT_CSS = """
-    OncePalette > Vertical { width: 100%; max-width: 80; }
-    OncePalette.-short > Vertical { margin-top: 0; }
-    OncePalette.-short #--input, OncePalette.-short #--input.--list-visible { border: none; }
-    OncePalette.-short CommandInput, OncePalette.-short CommandInput:focus { border: none; height: 1; }
-    OncePalette.-short SearchIcon { margin-top: 0; }
-    OncePalette.-short CommandList { border: none; max-height: 100vh; }
-    OncePalette.-short LoadingIndicator { display: none; }
-    """
-
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("pagedown", "page(1)", show=False),
         Binding("pageup", "page(-1)", show=False),

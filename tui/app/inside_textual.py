@@ -17,7 +17,7 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -49,6 +49,9 @@ HUNG_UP = 129
 
 class OwnOutputApp(App[None]):
     """An app that sends updates through the painter if it knows this Textual's internals."""
+
+    fatal: Callable[[BaseException], None]
+    """Reports an error that ends the app."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,9 +112,6 @@ class OwnOutputApp(App[None]):
         if self._driver is not None and self.is_running:
             self._driver.write(text)
             self._driver.flush()
-
-    def fatal(self, error: BaseException) -> None:
-        raise RuntimeError(f"{type(self).__name__} must implement fatal")
 
     def _fatal_error(self) -> None:
         error = getattr(self, "_exception", None) or RuntimeError("unknown")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...engine.runs.errors import RecordError
 from ...engine.runs.read.reader import RunReader
-from ...engine.runs.types import Event, Step, Trajectory, TrajectoryRecord, TrajectoryRow, Use
+from ...engine.runs.types import Step, Trajectory, TrajectoryRecord, TrajectoryRow
+from ..plain import Whole, read_whole
 from .rollout_fields import Key, fields_at
 from .text_search import span_after, span_before
 
@@ -30,19 +31,17 @@ class Match:
 
 @dataclass(frozen=True)
 class OpenedRollout:
-    """One rollout as read.
-
-    `record` is None if its text is unreadable, and `problem` gives the reason. group: the rollouts of its group in
-    order, including this one. uses: the updates that used it, in order. validations: recent evaluations of the online
-    learner on held-out tasks, oldest first.
-    """
+    """One rollout as read, and the rollouts of its group in order, including this one. `whole` is None if its text is
+    unreadable, and `problem` gives the reason."""
 
     n: int
-    record: TrajectoryRecord | None = None
+    whole: Whole | None = None
     group: Sequence[TrajectoryRow] = ()
-    uses: Sequence[Use] = ()
-    validations: Sequence[Event] = ()
     problem: str = ""
+
+    @property
+    def record(self) -> TrajectoryRecord | None:
+        return None if self.whole is None else self.whole.record
 
     @property
     def row(self) -> TrajectoryRow | None:
@@ -133,14 +132,13 @@ def read_opened(reader: RunReader, n: int) -> OpenedRollout:
     # look up the group by its recorded name: model text may contain characters that no database accepts
     group = reader.rollouts.group(rows[0].group) if rows else []
     try:
-        record = reader.bodies.trajectory(n)
-        uses = reader.bodies.uses(n, record)
+        whole = read_whole(reader, n, lambda _: group)
     except (RecordError, LookupError) as error:
-        return OpenedRollout(n, None, group, problem=_sentence(error, reader.problems))
-    online = any("update" in use.facts for use in uses)
-    evaluations = reader.events(("eval",), limit=500) if online else []
-    validations = [e for e in evaluations if e.data.get("split") == "validation"]
-    return OpenedRollout(n, record, group, uses, validations, "; ".join(reader.problems))
+        return OpenedRollout(n, None, group, _sentence(error, reader.problems))
+    if any("update" in use.facts for use in whole.uses):
+        evaluations = reader.events(("eval",), limit=500)
+        whole = replace(whole, validations=[e for e in evaluations if e.data.get("split") == "validation"])
+    return OpenedRollout(n, whole, group, "; ".join(reader.problems))
 
 
 def _size(opened: OpenedRollout) -> int:

@@ -50,18 +50,15 @@ def _write_lines(path: Path, rows: Iterable[dict[str, object]]) -> int:
     return count
 
 
-def _write_sessions(path: Path, wholes: Iterable[Whole], info: RunInfo) -> int:
-    path.mkdir()
-    return sum(1 for w in wholes if _write_lines(path / f"{_name(w)}.jsonl", session(w)))
+def _files(suffix: str, rows: Callable[[Whole, RunInfo], Iterable[dict[str, object]]]) -> Write:
+    """Return a writer of a folder with one file per rollout."""
 
+    def write(path: Path, wholes: Iterable[Whole], info: RunInfo) -> int:
+        path.mkdir()
+        names = ((whole, f"{whole.n:06}-{file_name(whole.record.trajectory.id)}.{suffix}") for whole in wholes)
+        return sum(1 for whole, name in names if _write_lines(path / name, rows(whole, info)))
 
-def _write_atif(path: Path, wholes: Iterable[Whole], info: RunInfo) -> int:
-    path.mkdir()
-    return sum(_write_lines(path / f"{_name(w)}.json", [atif(w, info)]) for w in wholes)
-
-
-def _name(whole: Whole) -> str:
-    return f"{whole.n:06}-{file_name(whole.record.trajectory.id)}"
+    return write
 
 
 FORMATS = {
@@ -71,8 +68,8 @@ FORMATS = {
     "openai": ExportFormat("openai.jsonl", _each(openai)),
     "sharegpt": ExportFormat("sharegpt.jsonl", _each(sharegpt)),
     "dpo": ExportFormat("dpo.jsonl", _lines(pairs)),
-    "atif": ExportFormat("atif", _write_atif, folder=True),
-    "sts": ExportFormat("sts", _write_sessions, folder=True),
+    "atif": ExportFormat("atif", _files("json", lambda whole, info: [atif(whole, info)]), folder=True),
+    "sts": ExportFormat("sts", _files("jsonl", lambda whole, info: session(whole)), folder=True),
     "inspect": ExportFormat("eval", write_inspect),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ....engine.runs.errors import RecordError
@@ -16,6 +17,9 @@ class AmongRollouts(PagedScreen):
     """A screen on one rollout. The reading thread reads it and prefetches the next one in the same direction.
     Subclasses display it in `show_rollout`."""
 
+    show_rollout: Callable[[], None]
+    show_reading: Callable[[], None]
+
     def __init__(self, reads: Reads, query: Query, find: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.reads = reads
@@ -28,12 +32,6 @@ class AmongRollouts(PagedScreen):
         self._neighbours: dict[tuple[int, int], TrajectoryRow] = {}
         """Prefetched rows, by number and direction."""
         self._direction = 1
-
-    def show_rollout(self) -> None:
-        raise RuntimeError(f"{type(self).__name__} must implement show_rollout")
-
-    def show_reading(self) -> None:
-        raise RuntimeError(f"{type(self).__name__} must implement show_reading")
 
     def open_rollout(self, n: int, step: int = 0, find: int = 0) -> None:
         """Open a rollout at a step, at its first match (`find` +1) or its last one (−1)."""

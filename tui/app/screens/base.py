@@ -42,6 +42,7 @@ class AppScreen(Screen[Any]):
     """A frame with panes. Subclasses set `view`, create `panes` and `plan` their boxes. A single pane fills it."""
 
     view: ClassVar[str] = ""
+    panes: Callable[[], list[Pane]]
     AUTO_FOCUS = ""
     frame: Frame
     destination: Destination | None = None
@@ -61,9 +62,6 @@ class AppScreen(Screen[Any]):
     @property
     def palette(self) -> Palette:
         return self.shell.palette
-
-    def panes(self) -> list[Pane]:
-        raise RuntimeError(f"{type(self).__name__} has no panes")
 
     def plan(self, width: int, height: int) -> list[Box]:
         return [Box(next(iter(self.frame.panes)), 0, 0, width, height)]
@@ -225,6 +223,7 @@ class GrowingScreen(AppScreen):
     """A screen over the rollouts of a run, which reads again when the run recorded more of them."""
 
     reads: Reads
+    reread: Callable[[], None]
     _recorded: int | None = None
 
     def on_mount(self) -> None:
@@ -236,9 +235,6 @@ class GrowingScreen(AppScreen):
                 before, self._recorded = self._recorded, await self.reads.later(lambda r: r.rollouts.total())
                 if before is not None and before != self._recorded:
                     self.reread()
-
-    def reread(self) -> None:
-        raise RuntimeError(f"{type(self).__name__} does not grow")
 
 
 class TableScreen(AppScreen):
@@ -254,12 +250,8 @@ class PagedScreen(AppScreen):
     """A screen whose content also exists as plain text: `shown_text`, for a file `shown_name`."""
 
     reads: Reads
-
-    def shown_text(self) -> str:
-        raise RuntimeError(f"{type(self).__name__} has no text")
-
-    def shown_name(self) -> str:
-        raise RuntimeError(f"{type(self).__name__} has no name for its text")
+    shown_text: Callable[[], str]
+    shown_name: Callable[[], str]
 
     @contextmanager
     def patience(self, show: Callable[[], object]) -> Iterator[None]:

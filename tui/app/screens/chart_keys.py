@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ....configs import metric_names as metric
@@ -26,12 +26,8 @@ class WindowKeys(AppScreen):
     """Zooms and pans the window of steps of `chart_view`. Subclasses display it in `look_at`."""
 
     chart_view: ChartView
-
-    def look_at(self, view: ChartView) -> None:
-        raise RuntimeError(f"{type(self).__name__} must implement look_at")
-
-    def ends(self) -> tuple[float, float]:
-        raise RuntimeError(f"{type(self).__name__} must implement ends")
+    look_at: Callable[[ChartView], None]
+    ends: Callable[[], tuple[float, float]]
 
     def action_zoom(self, factor: float) -> None:
         self.look_at(self.chart_view.zoomed(factor, *self.ends()))
@@ -48,6 +44,9 @@ class FollowsRun(AppScreen):
     """A screen that follows a run: a thread reads it in `read`, every second while the run is active. For an ended run
     only a few small files are checked, because someone may resume it. Subclasses display the data in `show`."""
 
+    read: Callable[[RunReader], tuple[Reading, CurvesRead]]
+    show: Callable[[Reading, CurvesRead], None]
+
     def __init__(self, reads: Reads) -> None:
         super().__init__()
         self.reads = reads
@@ -55,12 +54,6 @@ class FollowsRun(AppScreen):
         self._busy = False
         self._outdated = False
         """Whether the read in progress is outdated, and must be repeated before anything is shown."""
-
-    def read(self, reader: RunReader) -> tuple[Reading, CurvesRead]:
-        raise RuntimeError(f"{type(self).__name__} must implement read")
-
-    def show(self, shown: Reading, curves: CurvesRead) -> None:
-        raise RuntimeError(f"{type(self).__name__} must implement show")
 
     def show_problem(self, problem: str) -> None:
         self.say(problem, "error")

@@ -21,18 +21,16 @@ _MOST_ROWS = 26
 
 
 class Modal(ModalScreen[Answer]):
-    """A dialog that closes only once. Otherwise, later keys would also close the screen below."""
+    """A dialog that closes only once. Otherwise, later keys would also close the screen below. Subclasses tell the rows
+    and the hints for a width."""
+
+    rows: Callable[[int], int]
+    hints: Callable[[int], Line]
 
     def __init__(self, pane: Pane, widest: int) -> None:
         super().__init__()
         self.frame: Frame
         self._pane, self._widest = pane, widest
-
-    def rows(self, width: int) -> int:
-        raise RuntimeError(f"{type(self).__name__} has no height")
-
-    def hints(self, width: int) -> Line:
-        raise RuntimeError(f"{type(self).__name__} has no hints")
 
     def heading(self) -> Line:
         return Line(self._pane.palette)

@@ -83,11 +83,8 @@ class RolloutKeys(AmongRollouts):
         return None if record is None else self.reads.now.notes.read().get(record.trajectory.id)
 
     def whole(self) -> Whole | None:
-        opened, record = self.cursor.opened, self.cursor.record
-        if record is None:
-            return None
-        whole = Whole(opened.n, record, opened.uses, note=self.note(), validations=opened.validations)
-        return whole.explained(opened.group)
+        whole = self.cursor.opened.whole
+        return None if whole is None else replace(whole, note=self.note())
 
     def shown_text(self) -> str:
         whole = self.whole()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -29,6 +29,8 @@ class QueryList(TableScreen):
     sorts: Sequence[str] = ()
     downwards: Sequence[str] = ()
     """Orders that start with the largest value."""
+    restart: Callable[[bool], None]
+    """Reads another query. If it is called with True, the cursor stays on its row if that still matches."""
 
     def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
         super().__init__()
@@ -42,10 +44,6 @@ class QueryList(TableScreen):
         """The number of the trajectory under the cursor, or of the first one in its group; 0 without a row."""
         row = self.table.current
         return 0 if row is None else getattr(row, "n", 0) or row.first_n
-
-    def restart(self, keep: bool) -> None:
-        """Read another query. With `keep`, the cursor stays on its row if that still matches."""
-        raise RuntimeError(f"{type(self).__name__} does not read")
 
     async def page(self, offset: int, limit: int) -> Sequence[object] | None:
         """Return rows of the list for its table."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..widgets.line import Line
 from ..widgets.reading import ReadingPanel
 from .base import AppScreen
@@ -18,15 +20,13 @@ def is_wide(width: int, height: int) -> bool:
 class ReadingScreen(AppScreen):
     """A screen of texts. Subclasses list their panes in `tabs`, the default one first."""
 
+    tabs: Callable[[], list[str]]
     tab = ""
     """The pane that a small screen shows. Empty for the default one."""
 
     @property
     def reading(self) -> ReadingPanel:
         raise RuntimeError(f"{type(self).__name__} has no texts")
-
-    def tabs(self) -> list[str]:
-        raise RuntimeError(f"{type(self).__name__} has no tabs")
 
     def tab_title(self, name: str) -> str:
         return name

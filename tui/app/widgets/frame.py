@@ -83,7 +83,6 @@ Plan = Callable[[int, int], list[Box]]
 class Frame(Widget):
     """Borders, titles, header, key hints, and the panes between them."""
 
-    DEFAULT_CSS = "Frame { width: 1fr; height: 1fr; }"
     ALLOW_SELECT = False
 
     def __init__(

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from ....configs import metric_names as metric
-from ....engine.runs.health.headline import INTERVAL, RATE_WINDOW
+from ....engine.runs.health.headline import RATE_WINDOW, Headline
 from ....engine.runs.types import Event
 from ...format import MINUS, bar, fitted, fixed, number, percent, trend, whole_percents, within
 from ...text import distinct_names, literal, wrap
@@ -245,7 +245,9 @@ class PolicyPanel(LivePanel):
             value = self.latest.get(name)
             if value is None:
                 continue
-            text = show(value) + (within(self._interval(), percent) if name == metric.SUCCESS_GREEDY else "")
+            text = show(value) + (
+                within(Headline(self.latest).interval, percent) if name == metric.SUCCESS_GREEDY else ""
+            )
             change = Line(p).add(text, p.text)
             line = Line(p)
             if len(title) + 1 + change.width <= width:
@@ -253,11 +255,6 @@ class PolicyPanel(LivePanel):
             if line.offer(change, width):
                 lines.append(self.with_trend(line, name, width))
         return lines or self.nothing(f"appears after the first {'step' if kind == 'sft' else 'update'}", width)
-
-    def _interval(self) -> tuple[float, float] | None:
-        """Return the 95 % interval of greedy success on held-out tasks."""
-        low, high = (self.latest.get(name) for name in INTERVAL)
-        return None if low is None or high is None else (low, high)
 
     def _kl(self, width: int) -> list[Line]:
         p, get = self.palette, self.latest.get

@@ -6,7 +6,7 @@ widgets takes three times the budget of a key press. Lines are built once per co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
@@ -31,6 +31,8 @@ class Pane:
 
     pad: ClassVar[int] = 1
     """Blank cells between the text and the borders left and right."""
+    build: Callable[[int, int], Sequence[Line]]
+    """Returns all lines for a width and a height. More lines than the height scroll."""
     long = False
     """Whether there are always more lines than fit. Then they are built only once, next to a scrollbar."""
     name = ""
@@ -88,10 +90,6 @@ class Pane:
     def post_message(self, message: Message) -> None:
         if self.frame is not None:
             self.frame.post_message(message)
-
-    def build(self, width: int, height: int) -> Sequence[Line]:
-        """Return all lines at this width. More than `height` lines scroll."""
-        raise RuntimeError(f"{type(self).__name__} must implement build")
 
     def changed(self, keep_scroll: bool = True) -> None:
         if not keep_scroll:
