@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 import time
@@ -138,17 +139,20 @@ def loop() -> asyncio.AbstractEventLoop:
 @functools.cache
 def _running() -> asyncio.AbstractEventLoop:
     event_loop = asyncio.new_event_loop()
-    threading.Thread(target=event_loop.run_forever, name="async code", daemon=True).start()
+
+    def run() -> None:
+        while True:
+            # These two also leave the loop, and everyone else who waits for it would hang.
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                event_loop.run_forever()
+
+    threading.Thread(target=run, name="async code", daemon=True).start()
     return event_loop
 
 
 async def awaited(result: Awaitable[T]) -> T:
-    """Wrap any awaitable in a coroutine. It raises SystemExit as RuntimeError, because SystemExit would stop the loop
-    and leave all callers waiting."""
-    try:
-        return await result
-    except SystemExit as problem:
-        raise RuntimeError(f"SystemExit: {problem}") from problem
+    """Wrap any awaitable in a coroutine."""
+    return await result
 
 
 def submit(work: Coroutine[object, object, T]) -> Future[T]:

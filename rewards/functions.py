@@ -248,7 +248,7 @@ class RewardFunctions:
                 results.append(self._failed(function, completions, problem))
         waiting = {i: guard.awaited(result) for i, result in enumerate(results) if inspect.isawaitable(result)}
         for i, result in zip(waiting, _together(waiting.values()) if waiting else (), strict=True):
-            if isinstance(result, Exception):
+            if isinstance(result, BaseException):
                 result = self._failed(self.functions[i], completions, result)
             results[i] = result
         columns = [self._checked(f, r, completions) for f, r in zip(self.functions, results, strict=False)]
@@ -264,9 +264,9 @@ class RewardFunctions:
                 result = function.call(**function.arguments(completions.only(index), Logged()))
                 if inspect.isawaitable(result):
                     (result,) = _together([guard.awaited(result)])
-                    if isinstance(result, Exception):
+                    if isinstance(result, BaseException):
                         raise result
-            except (Exception, SystemExit) as again:
+            except BaseException as again:
                 where, problem = f" for {completions.rows[index]}", again
                 break
         hint = ""

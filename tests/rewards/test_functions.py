@@ -66,6 +66,15 @@ def leaves(completions, **kwargs):
 async def leaves_later(completions, **kwargs):
     raise SystemExit(3)
 
+async def interrupts(completions, **kwargs):
+    raise KeyboardInterrupt
+
+async def cancels(completions, **kwargs):
+    raise asyncio.CancelledError
+
+async def leaves_in_a_task(completions, **kwargs):
+    await asyncio.create_task(leaves_later(completions))
+
 def several(completions, **kwargs):
     import numpy as np
     return [np.zeros(2) for c in completions]
@@ -166,6 +175,9 @@ def test_functions_of_trl_itself_run(path):
         ("index", "; completions are texts here, and data.completions: messages changes that"),
         ("leaves", "raised SystemExit: 3"),
         ("leaves_later", "SystemExit: 3 for row 1 of the data"),
+        ("interrupts", "raised KeyboardInterrupt for row 1 of the data"),
+        ("cancels", "raised CancelledError for row 1 of the data"),
+        ("leaves_in_a_task", "raised SystemExit: 3 for row 1 of the data"),
         ("several", "returned array([0., 0.]) for row 1 of the data"),
         ("huge", "0000... for row 1 of the data"),
         ("overflows", "returned 2.6881171418161356e+43 for row 1 of the data; a score must be a number below 1e+38, "),

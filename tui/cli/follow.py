@@ -133,7 +133,8 @@ def tell_end(run: RunInfo, out: Callable[[str], None] = say) -> None:
         warn(f"run {run.id} crashed at step {run.step}{reason}{saved}; its log: {log or Path(run.path) / 'logs'}")
         out(f"inspect: grpo-tui inspect {run.id} · {_next_command(run)}")
         return
-    out(f"run {run.id} {run.status} at step {run.step}{took}")
+    why = f": {run.error}" if run.error else ""
+    out(f"run {run.id} {run.status} at step {run.step}{took}{why}")
     again = f" · resume: {run.resume_command}" if run.status == "stopped" else ""
     out(f"inspect: grpo-tui inspect {run.id}{again}")
 

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -103,6 +104,20 @@ def clear(run_dir: Path | str) -> None:
         path.unlink(missing_ok=True)
 
 
+def _end_forks() -> None:
+    """Let SIGTERM end forked workers of the user's code, such as a pool in a reward function. A signal that arrives
+    while they begin waits until then."""
+    block, unblock = (
+        partial(signal.pthread_sigmask, how, [signal.SIGTERM]) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK)
+    )
+
+    def begin() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
+
+    os.register_at_fork(before=block, after_in_child=begin, after_in_parent=unblock)
+
+
 class ControlChannel:
     """The run's side of the channel. `poll` only lists a small folder.
 
@@ -116,6 +131,8 @@ class ControlChannel:
         self._terminate = False
         if sigterm:
             signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_terminate", True))
+            if hasattr(os, "register_at_fork"):
+                _end_forks()
 
     def poll(self) -> list[RunRequest]:
         """Return the requests that are new to this process, oldest first. Never raises."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -231,6 +232,20 @@ def test_sigterm_is_a_request_to_stop(run_dir: Path):
         assert [r.command for r in channel.poll()] == ["stop"]
         assert channel.poll() == []
         channel.acknowledge(control.RunRequest("sigterm", "stop"), "stopping")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_ends_a_forked_worker_of_the_users_code(run_dir: Path):
+    """A reward function may use a pool, which ends its workers in this way."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        channel = control.ControlChannel(run_dir, sigterm=True)
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        worker.start()
+        worker.terminate()
+        worker.join(10)
+        assert worker.exitcode is not None and channel.poll() == []
     finally:
         signal.signal(signal.SIGTERM, before)
 
