@@ -69,8 +69,8 @@ class Publisher:
                 self.ledger.tell(f"{lost}: the smoothed parameters are published again.")
                 self._publish(self.updater.ema, self.updater.update)
         elif int(self.queue.get("published", 0)) < self.writer.version:  # killed between publishing and recording it
-            found = {"update": self._published_update, "message": "found after a restart"}
-            row = self._row("published", self.writer.version, **found)
+            found = f"Version {self.writer.version} was found after a restart."
+            row = self._row("published", self.writer.version, update=self._published_update, message=found)
             self.ledger.note(row, published=self.writer.version)
 
     def publish(self, *, at_once: bool = False) -> bool:

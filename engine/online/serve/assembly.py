@@ -6,14 +6,13 @@ import contextlib
 import json
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import torch
 from peft import PeftModel
@@ -79,6 +78,7 @@ def serve(
         parts = _Parts(config, writer, OnlineFolder(run_dir), closing)
         # What can be refused is looked at before the policy is loaded, which takes long.
         server, asked = parts.server(), _asked(config)
+        pipe = _Pipe.take() if online.requests == "-" else None
         folder, store, problem = parts.folder, parts.store, parts.problem
         # Two connections, so that reading never waits for a write that a stopped worker holds up.
         engine_queue = patiently(store.open_engine_queue, control, problem)
@@ -99,7 +99,7 @@ def serve(
         engine = parts.engine(engine_class, agent, tokenizer, buffer)
         follower.look()
         follower.start()
-        source, pipe = _source(config, tokenizer, asked)
+        source = _source(config, tokenizer, asked, pipe)
         if server is not None:
             parts.start_server(server, EngineBackend(config, folder, source, engine, follower))
             if patiently(partial(_write_address, folder.address, server), control, problem) is None:
@@ -114,7 +114,7 @@ def serve(
             control=control,
             validation=validation,
             server_wait_s=config.rollouts.server_wait_s,
-            print_line=_print if pipe else None,
+            print_line=None if pipe is None else pipe.write,
         )
         writer.status("running", step=serving.answered, total_steps=serving.last)
         return serving.run()
@@ -301,40 +301,54 @@ def _asked(config: RunConfig) -> Sequence[Request]:
     return () if file in (None, "-") else read_requests(Path(file).expanduser(), config.environment)
 
 
+@dataclass(frozen=True)
+class _Pipe:
+    """Requests and answers as JSON lines."""
+
+    input: IO[bytes]
+    output: IO[str]
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def take(cls) -> _Pipe:
+        """Take standard input and output from all other code: an environment, and the programs that it runs, get an
+        empty input, and the log as their output."""
+        pipe = cls(os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w"))
+        with open(os.devnull, "rb") as empty:
+            os.dup2(empty.fileno(), 0)
+        os.dup2(2, 1)
+        return pipe
+
+    def read(self, source: RequestSource, config: RunConfig) -> None:
+        """Read all requests. The answer to an invalid line is its error."""
+        for number, line in enumerate(self.input, 1):  # bytes, so that one wrongly encoded line does not end reading
+            if not line.strip():
+                continue
+            try:
+                source.submit(parse_line(line, config.environment, f"line {number}"), wait=True)
+            except RequestError as error:
+                self.write({"error": str(error), "line": number})
+        source.close()
+
+    def write(self, values: Mapping[str, object]) -> None:
+        """Write one line. If the reader has closed the pipe, learning continues."""
+        with self._writing, contextlib.suppress(BrokenPipeError):
+            print(json.dumps(dict(values)), file=self.output, flush=True)
+
+
 def _source(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Request]
-) -> tuple[RequestSource, bool]:
-    """Return the source of requests, and whether answers go to standard output. asked: the requests of a file."""
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Request], pipe: _Pipe | None
+) -> RequestSource:
+    """Return the source of requests. asked: the requests of a file."""
     online = config.online
-    if online.requests == "-":
+    if pipe is not None:
         source = RequestSource(open_ended=True, max_waiting=256)
-        threading.Thread(target=_read_pipe, args=(source, config), name="stdin", daemon=True).start()
-        return source, True
+        threading.Thread(target=pipe.read, args=(source, config), name="stdin", daemon=True).start()
+        return source
     rows: Iterable[Request] = asked
     if online.requests is None and online.serve is None:
         rows = map(Request, load_rows(config.environment, "train", config.seed, tokenizer, config.data))
-    return RequestSource(rows, open_ended=online.serve is not None, max_waiting=online.max_waiting), False
-
-
-def _read_pipe(source: RequestSource, config: RunConfig) -> None:
-    """Read requests from standard input, one JSON object per line. The answer to an invalid line is its error."""
-    for number, line in enumerate(sys.stdin.buffer, 1):  # bytes, so that one wrongly encoded line does not end reading
-        if not line.strip():
-            continue
-        try:
-            source.submit(parse_line(line, config.environment, f"line {number}"), wait=True)
-        except RequestError as error:
-            _print({"error": str(error), "line": number})
-    source.close()
-
-
-_printing = threading.Lock()
-
-
-def _print(values: Mapping[str, object]) -> None:
-    """Print one JSON line. If the reader has closed the pipe, learning continues."""
-    with _printing, contextlib.suppress(BrokenPipeError):
-        print(json.dumps(dict(values)), flush=True)
+    return RequestSource(rows, open_ended=online.serve is not None, max_waiting=online.max_waiting)
 
 
 def _write_address(path: Path, server: AnswerServer) -> bool:

@@ -110,7 +110,7 @@ class WorkerWatch:
             message = "No request is left. Learning from the waiting tasks."
             self._await(lambda: self.queue.depth() == 0, DRAIN_S, message)
             if self.config.validation.enabled and not self.config.is_shared:
-                self._await(self._all_validated, VALIDATE_S, "Validating the last updates.")
+                self._await(self.all_validated, VALIDATE_S, "Validating the last updates.")
         try:
             request(self.run_dir, "stop")
         except OSError:  # a full disk: a signal has the same effect
@@ -137,10 +137,12 @@ class WorkerWatch:
                 self.event("phase", phase, name="ending")
             time.sleep(self.config.poll_interval_s)
 
-    def _all_validated(self) -> bool:
+    def all_validated(self) -> bool:
+        """Return whether validation has nothing left to do, or can do nothing."""
         result = self.queue.get("validation")
-        cannot_be = isinstance(result, dict) and "missing" in result
-        return not self.queue.get("ending") and (cannot_be or self.queue.get("candidate") is None)
+        if isinstance(result, dict) and "missing" in result:  # nothing can be validated
+            return True
+        return not self.queue.get("ending") and self.queue.get("candidate") is None
 
 
 @dataclass

@@ -150,6 +150,7 @@ def _address(run_dir: Path) -> str | None:
 def test_in_a_pipe(tmp_path: Path) -> None:
     """Not forked: engine, worker and validator start as they do for a user."""
     config = run_config(tmp_path / "policy")
+    config.environment.class_path = str(Path(__file__).with_name("tiny.py:LoudEnv"))
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     command = [sys.executable, "-m", "grpo_tui.tui.cli", "online", str(tmp_path / "config.yaml"), "--requests", "-"]
     lines = [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from grpo_tui.engine.online.serve.assembly import _read_pipe
+from grpo_tui.engine.online.serve.assembly import _Pipe
 from grpo_tui.engine.online.serve.requests import Request, RequestError, RequestSource, parse_request, read_requests
 from grpo_tui.engine.rollouts.runner import Row
 
@@ -39,14 +39,11 @@ def test_requests_are_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [b'{"task_data": {"question": "caf\xe9"}}', b"[" * 100_000])
-def test_a_line_of_a_pipe_that_cannot_be_read_is_answered_with_its_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: bytes
-) -> None:
-    piped = io.BytesIO(line + b'\n{"task_data": {"question": "what?"}}\n')
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(piped, encoding="utf-8"))
+def test_a_line_of_a_pipe_that_cannot_be_read_is_answered_with_its_error(tmp_path: Path, line: bytes) -> None:
+    pipe = _Pipe(io.BytesIO(line + b'\n{"task_data": {"question": "what?"}}\n'), io.StringIO())
     source = RequestSource(open_ended=True)
-    _read_pipe(source, run_config(tmp_path))
-    assert json.loads(capsys.readouterr().out)["error"].startswith("line 1: not JSON")
+    pipe.read(source, run_config(tmp_path))
+    assert json.loads(cast(io.StringIO, pipe.output).getvalue())["error"].startswith("line 1: not JSON")
     assert source.waiting == 1 and not source.open_ended
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from grpo_tui.configs.sections.online import OnlineConfig
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.online.learn import validation as module
 from grpo_tui.engine.online.learn.validation import Validator
 from grpo_tui.engine.online.learn.worker_state import StateError, write_state
 from grpo_tui.engine.online.serve import watching
-from grpo_tui.engine.online.serve.watching import ValidationProcess
+from grpo_tui.engine.online.serve.watching import ValidationProcess, WorkerWatch
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
 from grpo_tui.engine.runs.durable import write_json
@@ -210,3 +211,14 @@ def test_the_engine_starts_it_when_a_candidate_of_this_machine_waits_and_again_w
     assert "Validation has died (logs/validation.log)" in told[0]
     held.keep_alive()
     assert len(started) == 2 and len(told) == 1
+
+
+def test_nothing_is_waited_for_where_nothing_can_be_validated(tmp_path: Path) -> None:
+    folder = OnlineFolder(tmp_path)
+    queue = SqliteQueue(folder.queue)
+    watch = WorkerWatch(tmp_path, OnlineConfig(), queue, lambda *_, **__: None, lambda: True)
+    state = offer(folder, 0)
+    queue.set(ending=True)
+    assert not watch.all_validated()
+    queue.set(validation={"state": state, "missing": "there are no held-out tasks"})
+    assert watch.all_validated()

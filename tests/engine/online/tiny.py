@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,16 @@ class ParityEnv(MultiTurnEnv):
 
     def make_tasks(self, split: Any, n: int, seed: int) -> list[dict[str, Any]]:
         return [{"question": f"{split} {seed} {i}", "answer": str(i % 3)} for i in range(n)]
+
+
+class LoudEnv(ParityEnv):
+    """Uses the process's standard streams as its own, by a program and by itself."""
+
+    def reset(self, task: Mapping[str, Any]) -> tuple[Any, list[Message]]:
+        subprocess.run("cat; echo loud", shell=True)
+        print("loud", flush=True)
+        sys.stdout = io.StringIO()
+        return super().reset(task)
 
 
 def tokenizer() -> Any:
