@@ -91,7 +91,8 @@ class PolicyUpdater:
         if not self.parameters:
             raise ValueError("the model has no trainable parameter: load it with its adapters trainable")
         self._live = [p.data for p in self.parameters.values()]
-        self._ema = [p.detach().clone() for p in self.parameters.values()]
+        self.ema = {n: p.detach().clone() for n, p in self.parameters.items()}
+        """The smoothed parameters, by name. These are published."""
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=config.lr_adaptive_min, weight_decay=0.0)
         self.beta = BetaController(BetaSettings(**config.kl.model_dump(exclude={"limit"})))
         self.baseline = RobustBaseline()
@@ -99,27 +100,17 @@ class PolicyUpdater:
         self.influence = Influence(config.source_share)
         self._start = {n: p.detach().clone() for n, p in self.parameters.items()}
         """The policy as loaded, to measure how far learning has moved it."""
-        self._validated = [p.clone() for p in self._live]
+        self.validated = {n: p.detach().clone() for n, p in self.parameters.items()}
+        """The last validated parameters. Initially those that the run started from."""
         self.update = 0
-
-    @property
-    def ema(self) -> dict[str, Tensor]:
-        """The smoothed parameters, by name. These are published."""
-        return dict(zip(self.parameters, self._ema, strict=True))
-
-    @property
-    def validated(self) -> dict[str, Tensor]:
-        """The last validated parameters, by name. Initially those that the run started from."""
-        return dict(zip(self.parameters, self._validated, strict=True))
 
     def mark_validated(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the last validated parameters. Raises ValueError for parameters of another model."""
-        self._copy(tensors, self._validated)
+        self._copy(tensors, self.validated)
 
     def go_back(self) -> None:
         """Reset to the last validated parameters, with a fresh optimiser."""
-        _torch._foreach_copy_(self._live, self._validated)
-        _torch._foreach_copy_(self._ema, self._validated)
+        self.load_weights(self.validated)
         self.optimizer.state.clear()
 
     def apply(self, task: UpdateTask) -> tuple[UpdateReport, BetaChange | None]:
@@ -227,7 +218,7 @@ class PolicyUpdater:
             self._restore_optimizer(optimizer_before)
             step_norm = 0.0
         else:
-            _torch._foreach_lerp_(self._ema, self._live, 1.0 - self.config.ema_decay)
+            _torch._foreach_lerp_(list(self.ema.values()), self._live, 1.0 - self.config.ema_decay)
         return {**measured, "step_norm": step_norm, "clipped": clipped, "rejected": rejected}
 
     # ------------------------------------------------------------------------------------------------- the pieces
@@ -354,14 +345,13 @@ class PolicyUpdater:
             value = value if key == "step" else value.to(parameter.device)
             cast(dict, self.optimizer.state[parameter])[key] = value.clone()
 
-    def _groups(self) -> dict[str, list[Tensor]]:
-        start = list(self._start.values())
-        return {"live": self._live, "ema": self._ema, "validated": self._validated, "start": start}
+    def _groups(self) -> dict[str, dict[str, Tensor]]:
+        live = {n: p.data for n, p in self.parameters.items()}
+        return {"live": live, "ema": self.ema, "validated": self.validated, "start": self._start}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return all state that the next update depends on: tensors (copies) and JSON values."""
-        groups = self._groups().items()
-        tensors = {f"{g}/{n}": t.clone() for g, ts in groups for n, t in zip(self.parameters, ts, strict=True)}
+        tensors = {f"{g}/{n}": t.clone() for g, group in self._groups().items() for n, t in group.items()}
         tensors |= {f"optimizer/{n}": t for n, t in self._optimizer_tensors().items()}
         values = {name: getattr(self, name).state_dict() for name in _STATEFUL}
         return tensors, {"update": self.update, **values}
@@ -379,13 +369,13 @@ class PolicyUpdater:
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the live parameters and the EMA."""
-        self._copy(tensors, self._live)
-        self._copy(tensors, self._ema)
+        self._copy(tensors, self._groups()["live"])
+        self._copy(tensors, self.ema)
 
-    def _copy(self, tensors: Mapping[str, Tensor], into: list[Tensor]) -> None:
+    def _copy(self, tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
         """Copy weights by name. Raises ValueError for weights of another model."""
-        check_fit(self.parameters, tensors)
-        _torch._foreach_copy_(into, [tensors[n].to(p.device, p.dtype) for n, p in self.parameters.items()])
+        check_fit(into, tensors)
+        _torch._foreach_copy_(list(into.values()), [tensors[n].to(t.device, t.dtype) for n, t in into.items()])
 
 
 def _rated(task: UpdateTask) -> Tensor:
