@@ -108,9 +108,29 @@ class PreparedModel:
         token_ids[i]: int [T_i]; agent_mask[i]: bool [T_i]; turn_ids[i]: int [T_i], -1 in the prompt. images[i]: the
         images in row i, for a model that takes images.
         """
-        run = self._score_packed if self.packed else self._score_padded
         with merged_weights(self.model), self.autocast():
-            return run(token_ids, agent_mask, turn_ids, images)
+            if self.packed:
+                packing = self.pack(token_ids, agent_mask, images)
+                with self.forward.attention():
+                    out = self.model(packing=packing)
+                padded = packing.pad(out.logprobs).float().cpu().numpy()
+                logprobs = [padded[row, : len(ids)].copy() for row, ids in enumerate(token_ids)]
+                hidden = None if turn_ids is None else turn_embeddings(out.hidden, packing, turn_ids)
+                return TokenScores(logprobs, hidden)
+            # The first token has no log-prob.
+            scored = [mask.astype(bool) & (np.arange(len(mask)) > 0) for mask in agent_mask]
+            out = padded_forward(self.model, token_ids, scored, turn_ids is not None, images)
+            target = np.concatenate([ids[mask] for ids, mask in zip(token_ids, scored, strict=True)])
+            chosen = torch.as_tensor(target.astype(np.int64), device=out.logits.device)[:, None]
+            found = F.log_softmax(out.logits.float() / self.temperature, -1).gather(-1, chosen)[:, 0].cpu().numpy()
+            logprobs = [np.zeros(len(ids), np.float32) for ids in token_ids]
+            ends = np.cumsum([mask.sum() for mask in scored])[:-1]
+            for row, mask, part in zip(logprobs, scored, np.split(found, ends), strict=True):
+                row[mask] = part
+            if turn_ids is None or out.hidden is None:
+                return TokenScores(logprobs, None)
+            turns = [turn[mask] for turn, mask in zip(turn_ids, scored, strict=True)]
+            return TokenScores(logprobs, [e.cpu().numpy() for e in turn_means(out.hidden, turns)])
 
     def pack(
         self,
@@ -123,42 +143,6 @@ class PreparedModel:
         vision_model = self.forward.seeing
         seen = None if vision_model is None or images is None else vision_model.batch(token_ids, images)
         return pack(token_ids, agent_mask, length, seen).to(device_of(self.base))
-
-    def _score_packed(
-        self,
-        token_ids: Sequence[np.ndarray],
-        agent_mask: Sequence[np.ndarray],
-        turn_ids: Sequence[np.ndarray] | None,
-        images: Sequence[Images] | None,
-    ) -> TokenScores:
-        packing = self.pack(token_ids, agent_mask, images)
-        with self.forward.attention():
-            out = self.model(packing=packing)
-        padded = packing.pad(out.logprobs).float().cpu().numpy()
-        logprobs = [padded[row, : len(ids)].copy() for row, ids in enumerate(token_ids)]
-        return TokenScores(logprobs, None if turn_ids is None else turn_embeddings(out.hidden, packing, turn_ids))
-
-    def _score_padded(
-        self,
-        token_ids: Sequence[np.ndarray],
-        agent_mask: Sequence[np.ndarray],
-        turn_ids: Sequence[np.ndarray] | None,
-        images: Sequence[Images] | None,
-    ) -> TokenScores:
-        # The first token has no log-prob.
-        scored = [mask.astype(bool) & (np.arange(len(mask)) > 0) for mask in agent_mask]
-        out = padded_forward(self.model, token_ids, scored, turn_ids is not None, images)
-        target = np.concatenate([ids[mask] for ids, mask in zip(token_ids, scored, strict=True)])
-        chosen = torch.as_tensor(target.astype(np.int64), device=out.logits.device)[:, None]
-        found = F.log_softmax(out.logits.float() / self.temperature, -1).gather(-1, chosen)[:, 0].cpu().numpy()
-        logprobs = [np.zeros(len(ids), np.float32) for ids in token_ids]
-        ends = np.cumsum([mask.sum() for mask in scored])[:-1]
-        for row, mask, part in zip(logprobs, scored, np.split(found, ends), strict=True):
-            row[mask] = part
-        if turn_ids is None or out.hidden is None:
-            return TokenScores(logprobs, None)
-        turns = [turn[mask] for turn, mask in zip(turn_ids, scored, strict=True)]
-        return TokenScores(logprobs, [e.cpu().numpy() for e in turn_means(out.hidden, turns)])
 
 
 def forward_agent_tokens(
