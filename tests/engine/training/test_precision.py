@@ -14,9 +14,8 @@ import yaml
 from peft import LoraConfig, get_peft_model
 
 from grpo_tui.configs.sections.model import ModelConfig
-from grpo_tui.engine.policy.cpu_attention import HalfAttention
-from grpo_tui.engine.policy.fixed_weights import PATIENCE, FixedWeight
-from grpo_tui.engine.policy.precision import Arithmetic, set_arithmetic
+from grpo_tui.engine.policy.packed import HalfAttention
+from grpo_tui.engine.policy.precision import PATIENCE, Arithmetic, FixedWeight, set_arithmetic
 from grpo_tui.engine.policy.prepared import PreparedModel, acting
 from grpo_tui.engine.policy.vocabulary_head import TokenLogProbs
 from grpo_tui.engine.rollouts.correction import Weighting
