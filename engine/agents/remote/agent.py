@@ -88,7 +88,7 @@ class RemoteSession(ChatSession, AsyncAgentSession):
         if self._watched is not None:
             self._watched.goes_on(row)
         started = time.perf_counter()
-        answer = await self._pool.generate(request, self._homes[row])
+        answer = await self._pool.generate(request, self._homes, row)
         self._pool.spans.add(answer.server, started)
         count = len(answer.token_ids)
         self.history.append_turn_of(row, answer.token_ids, answer.logprobs)

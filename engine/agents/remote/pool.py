@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from ....configs.errors import GrpoTuiError
 from ....envs.spans import Spans
 from .client import ADMIN_TIMEOUT_S, ServerClient, open_http
-from .placement import ALIKE, balance, better
+from .placement import ALIKE, balance, better, spread
 from .protocol import (
     FIRST_PAUSE_S,
     GenerateAnswer,
@@ -31,7 +31,7 @@ from .protocol import (
     ServerRefusal,
     ServerTrouble,
 )
-from .server import Home, Server, Standing
+from .server import Homes, Server, Standing
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -109,20 +109,16 @@ class ServerPool:
     def run(self, work: Coroutine[object, None, T]) -> T:
         return self.begin(work).result()
 
-    async def generate(self, request: GenerateRequest, home: Home) -> GenerateAnswer:
-        """Return the answer to a request from `home` or another server; awaitable in any loop.
+    async def generate(self, request: GenerateRequest, homes: Homes, row: int) -> GenerateAnswer:
+        """Return the answer to a request from the home of rollout `row` or another server; awaitable in any loop.
 
         Raises NoServersLeft, and ServerRefusal if every available server refuses.
         """
-        return await asyncio.wrap_future(self.begin(self._generate(request, home)))
+        return await asyncio.wrap_future(self.begin(self._generate(request, homes, row)))
 
-    def homes(self, prompts: int, rollouts: int) -> list[Home]:
-        """Return homes for the rollouts of each prompt, prompt-major. `placement.spread` assigns servers at the first
-        turn."""
+    def homes(self, prompts: int, rollouts: int) -> Homes:
         self._turn += 1
-        homes: list[Home] = []
-        homes += [Home(homes, prompts, rollouts, self._turn) for _ in range(prompts * rollouts)]
-        return homes
+        return Homes(prompts, rollouts, self._turn)
 
     async def take_in(self) -> None:
         """Try to admit every server that was not asked yet. Call it in the pool's loop."""
@@ -208,12 +204,12 @@ class ServerPool:
 
     # ------------------------------------------------------------------------------------------------ inside the loop
 
-    async def _generate(self, request: GenerateRequest, home: Home) -> GenerateAnswer:
+    async def _generate(self, request: GenerateRequest, homes: Homes, row: int) -> GenerateAnswer:
         failures: list[str] = []
         refused: set[str] = set()
         busy_until = time.monotonic() + max(self.wait_s, self.request_timeout_s)
         while True:
-            server = await self._server(home, refused)
+            server = await self._server(homes, row, refused)
             sent = time.monotonic()
             try:
                 return await self._ask(server, request)
@@ -232,7 +228,7 @@ class ServerPool:
                 if all(s.url in refused for s in self.servers if s.up):
                     raise
 
-    async def _server(self, home: Home, refused: set[str]) -> Server:
+    async def _server(self, homes: Homes, row: int, refused: set[str]) -> Server:
         """Return the rollout's server, a new one if that is out or overloaded, or another one while it is busy."""
         while True:
             await self.wait_for_one(self.wait_s)
@@ -242,13 +238,14 @@ class ServerPool:
             if free:
                 break
             await asyncio.sleep(min(s.busy_until for s in up) - now + random.uniform(0.0, FIRST_PAUSE_S))
-        if home.server is None:
-            home.place(up)
-        if home.server not in up:
-            home.server = min(up, key=lambda s: s.load.crowd())
-        assert home.server is not None
-        home.server = up[better([s.load for s in up], up.index(home.server), home.rollouts)]
-        return home.server if home.server in free else min(free, key=lambda s: s.load.crowd())
+        loads = [s.load for s in up]
+        if not homes.servers:
+            homes.servers = [up[i] for i in spread(loads, homes.prompts, homes.rollouts, homes.turn)]
+        home = homes.servers[row]
+        if home not in up:
+            home = min(up, key=lambda s: s.load.crowd())
+        home = homes.servers[row] = up[better(loads, up.index(home), homes.rollouts)]
+        return home if home in free else min(free, key=lambda s: s.load.crowd())
 
     async def _ask(self, server: Server, request: GenerateRequest) -> GenerateAnswer:
         """Request one turn, with no time limit while its server works (`_watch`)."""

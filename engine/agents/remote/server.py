@@ -1,13 +1,13 @@
-"""The state of one server of a pool, and the place of a rollout on a server."""
+"""The state of one server of a pool, and the places of rollouts on servers."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .client import ServerClient
-from .placement import Load, spread
+from .placement import Load
 from .protocol import ServerBusy, ServerRefusal
 
 NOT_ASKED = "it has not been queried yet"
@@ -83,18 +83,10 @@ class Standing:
 
 
 @dataclass
-class Home:
-    """The server of a rollout. together: the homes of its session, `prompts` times `rollouts`. turn: the session's
-    number."""
+class Homes:
+    """The servers of a session's rollouts, prompt-major; empty before its first turn. turn: the session's number."""
 
-    together: list[Home]
     prompts: int
     rollouts: int
     turn: int
-    server: Server | None = None
-
-    def place(self, servers: Sequence[Server]) -> None:
-        """Choose the servers of the whole session."""
-        numbers = spread([s.load for s in servers], self.prompts, self.rollouts, self.turn)
-        for home, number in zip(self.together, numbers, strict=True):
-            home.server = servers[number]
+    servers: list[Server] = field(default_factory=list)
