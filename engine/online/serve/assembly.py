@@ -27,7 +27,7 @@ from ...record.step_recorder import record_vocabulary
 from ...record.wandb_sink import WandbSink
 from ...rollouts.dataset import load_rows
 from ...rollouts.judging import make_judge, special_texts
-from ...rollouts.runner import RolloutRunner, prepares
+from ...rollouts.runner import DataError, RolloutRunner, prepares
 from ...runs.control.requests import ControlChannel
 from ...runs.paths import OnlineFolder
 from ...runs.write.writer import RunWriter
@@ -43,7 +43,7 @@ from .experience_buffer import ExperienceBuffer
 from .http.conversation import Uploads
 from .inference_engine import InferenceEngine
 from .record_keeper import RecordKeeper
-from .requests import Request, RequestError, RequestSource, parse_line, read_requests
+from .requests import Request, RequestSource, parse_line, read_requests
 from .server import AnswerServer
 from .serving import Serving
 from .watching import ValidationProcess
@@ -296,7 +296,7 @@ def _saved_periodically(buffer: ExperienceBuffer, path: Path) -> Iterator[None]:
 
 
 def _asked(config: RunConfig) -> Sequence[Request]:
-    """Return the requests of the run's file, if it has one. Raises RequestError."""
+    """Return the requests of the run's file, if it has one. Raises DataError."""
     file = config.online.requests
     return () if file in (None, "-") else read_requests(Path(file).expanduser(), config.environment)
 
@@ -326,7 +326,7 @@ class _Pipe:
                 continue
             try:
                 source.submit(parse_line(line, config.environment, f"line {number}"), wait=True)
-            except RequestError as error:
+            except DataError as error:
                 self.write({"error": str(error), "line": number})
         source.close()
 

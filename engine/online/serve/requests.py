@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from pathlib import Path
 
-from ....configs.errors import GrpoTuiError
 from ....configs.sections import EnvironmentConfig
 from ...rollouts.runner import DataError, Row, parse_row
 from .conversations import Conversation
@@ -22,10 +21,6 @@ BATCH_TOKENS = 32768
 """Maximum total number of tokens, over all samples, of requests that are answered together."""
 ATTEMPTS = 3
 """Attempts to answer a request while rollout servers fail."""
-
-
-class RequestError(GrpoTuiError, ValueError):
-    """An invalid request. The message names the problem and the valid form."""
 
 
 class RequestDropped(RuntimeError):
@@ -124,41 +119,37 @@ _KEYS = ("id", "env_class_path", "env_config", "task_data")
 def parse_request(raw: object, defaults: EnvironmentConfig, where: str = "the request") -> Request:
     """Parse a JSON object with `task_data`, and optionally `env_class_path`, `env_config` and `id`.
 
-    Raises RequestError.
+    Raises DataError.
     """
     if not isinstance(raw, Mapping):
-        raise RequestError(f"{where} must be a JSON object, not {type(raw).__name__}")
+        raise DataError(f"{where} must be a JSON object, not {type(raw).__name__}")
     unknown = sorted(set(raw) - set(_KEYS))
     if unknown:
-        raise RequestError(f"{where}: unknown field {unknown[0]!r}; known fields: {', '.join(_KEYS)}")
+        raise DataError(f"{where}: unknown field {unknown[0]!r}; known fields: {', '.join(_KEYS)}")
     identifier = raw.get("id")
     if identifier is not None and not isinstance(identifier, (str, int)):
-        raise RequestError(f"{where}: id must be text or a whole number")
+        raise DataError(f"{where}: id must be text or a whole number")
     if "task_data" not in raw:
-        raise RequestError(f"{where}: task_data is missing")
+        raise DataError(f"{where}: task_data is missing")
     values = {"env_class_path": defaults.class_path, "env_config": defaults.config, **raw}
-    try:
-        row = parse_row(values, where)
-    except DataError as error:
-        raise RequestError(str(error)) from error
-    return Request(row, fields={} if identifier is None else {"id": identifier})
+    return Request(parse_row(values, where), fields={} if identifier is None else {"id": identifier})
 
 
 def parse_line(line: str | bytes, defaults: EnvironmentConfig, where: str) -> Request:
-    """Parse a request from a line of JSON. Raises RequestError."""
+    """Parse a request from a line of JSON. Raises DataError."""
     try:
         raw = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where}: not JSON ({error})") from error
+        raise DataError(f"{where}: not JSON ({error})") from error
     return parse_request(raw, defaults, where)
 
 
 def read_requests(path: Path, defaults: EnvironmentConfig) -> list[Request]:
-    """Read and check the requests in a JSONL file. Raises RequestError with the line number."""
+    """Read and check the requests in a JSONL file. Raises DataError with the line number."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"the file of requests {path} cannot be read: {error}") from error
+        raise DataError(f"the file of requests {path} cannot be read: {error}") from error
     lines = enumerate(text.split("\n"), 1)  # not `splitlines`: JSON strings may contain other line separators
     return [parse_line(line, defaults, f"{path}, line {number}") for number, line in lines if line.strip()]
 

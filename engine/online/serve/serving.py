@@ -22,7 +22,7 @@ from .feedback import FeedbackKeeper
 from .inference_engine import InferenceEngine, Learned
 from .live_answers import LiveAnswers
 from .record_keeper import RecordKeeper
-from .requests import PolicyAway, Request, RequestError, RequestSource, ServerEnds
+from .requests import PolicyAway, Request, RequestSource, ServerEnds
 from .watching import Absence, FailureWatch, ValidationProcess, WorkerWatch
 from .weights import WeightFollower
 
@@ -388,5 +388,5 @@ class Serving:
         return not self._stopped
 
 
-def _not_loadable(request: Request, error: SnapshotError) -> RequestError:
-    return RequestError(f"version {request.version} cannot answer any more: {error}")
+def _not_loadable(request: Request, error: SnapshotError) -> SnapshotError:
+    return SnapshotError(f"version {request.version} cannot answer any more: {error}")

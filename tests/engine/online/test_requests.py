@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from grpo_tui.engine.online.serve.assembly import _Pipe
-from grpo_tui.engine.online.serve.requests import Request, RequestError, RequestSource, parse_request, read_requests
-from grpo_tui.engine.rollouts.runner import Row
+from grpo_tui.engine.online.serve.requests import Request, RequestSource, parse_request, read_requests
+from grpo_tui.engine.rollouts.runner import DataError, Row
 
 from .answering import ENV, requests
 from .tiny import run_config
@@ -27,11 +27,11 @@ def test_requests_are_checked(tmp_path: Path) -> None:
         ({"task_data": 3}, "task_data must be a mapping"),
         ({"task_data": {}, "id": []}, "id must be"),
     ]:
-        with pytest.raises(RequestError, match=reason):
+        with pytest.raises(DataError, match=reason):
             parse_request(raw, defaults)
     file = tmp_path / "requests.jsonl"
     file.write_text('{"task_data": {}}\n\n{"task_data": {}')
-    with pytest.raises(RequestError, match="line 3: not JSON"):
+    with pytest.raises(DataError, match="line 3: not JSON"):
         read_requests(file, defaults)
     text = json.dumps({"task_data": {"question": "one\u2028two\x85"}}, ensure_ascii=False)
     file.write_text(f"\ufeff{text}\r\n{text}\n", encoding="utf-8", newline="")

@@ -18,9 +18,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ....agents.chat import ChatTemplateError
+from ....rollouts.runner import DataError
 from ..answers import answer_as_json
 from ..conversations import Conversation
-from ..requests import BATCH_TOKENS, Request, RequestError, Sampling, parse_request
+from ..requests import BATCH_TOKENS, Request, Sampling, parse_request
 from .asking import Engine
 from .completion import ChatForm, ResponseForm, request_number
 from .conversation import Uploads, recorded, row_of, told, tools_of, wanted_of
@@ -204,7 +205,7 @@ class Api:
         version = None if body.model is None else self._version(body.model)
         try:
             request = parse_request(row, self.backend.environment)
-        except RequestError as error:
+        except DataError as error:
             raise HttpProblem(400, str(error)) from error
         prompt = self._measured(request.row.task_data)
         limit = self.backend.max_trajectory_tokens

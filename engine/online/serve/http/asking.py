@@ -18,8 +18,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ....agents.chat import ChatTemplateError
+from ...store.snapshots import SnapshotError
 from ..answers import Answer
-from ..requests import NotWritten, PolicyAway, Request, RequestDropped, RequestError, ServerEnds
+from ..requests import NotWritten, PolicyAway, Request, RequestDropped, ServerEnds
 from ..texts import Piece
 from ..wanted import NotAsWanted
 from .completion import ChatForm, event
@@ -185,7 +186,7 @@ class Engine:
             raise HttpProblem(422, str(error), code="invalid_output")
         if isinstance(error, ChatTemplateError):
             raise template_problem(error)
-        if isinstance(error, RequestError):
+        if isinstance(error, SnapshotError):
             raise HttpProblem(404, str(error), param="model", code="model_not_found")
         if isinstance(error, NotWritten):
             raise HttpProblem(500, f"the policy could not write the text ({error}). See the run's log.")
