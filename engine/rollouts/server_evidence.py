@@ -21,7 +21,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
@@ -188,25 +187,11 @@ def _prompts(pairs: Sequence[tuple[Rollout, Rollout]]) -> dict[str, list[Numbers
 
 def p_value(own: np.ndarray, others: np.ndarray, rng: np.random.Generator) -> float:
     """Return P(a rank sum at least as large as that of `own`), exact under exchangeability."""
+    from scipy.stats import mannwhitneyu  # takes half a second, which runs without servers save
+
     every = np.concatenate([own, others])
-    order = np.lexsort((rng.random(len(every)), every))
-    ranks = np.empty(len(every), np.int64)
-    ranks[order] = np.arange(len(every))
-    above = int(ranks[: len(own)].sum()) - len(own) * (len(own) - 1) // 2  # Mann and Whitney's U
-    ways = _ways(len(own), len(others))
-    return sum(ways[above:]) / sum(ways)
-
-
-@lru_cache(maxsize=1024)
-def _ways(m: int, n: int) -> tuple[int, ...]:
-    """Count the ways in which m of m + n ranks give each U from 0 to m n: the Gaussian binomial coefficient."""
-    ways = [1] + [0] * (m * n)
-    for i in range(1, m + 1):
-        for u in range(m * n, n + i - 1, -1):
-            ways[u] -= ways[u - n - i]
-        for u in range(i, m * n + 1):
-            ways[u] += ways[u - i]
-    return tuple(ways)
+    ranks = np.argsort(np.lexsort((rng.random(len(every)), every)))
+    return float(mannwhitneyu(ranks[: len(own)], ranks[len(own) :], alternative="greater", method="exact").pvalue)
 
 
 def log_e_value(p: float, m: int, n: int) -> float:

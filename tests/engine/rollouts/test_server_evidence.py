@@ -10,28 +10,50 @@ import numpy as np
 import pytest
 
 from grpo_tui.engine.rollouts.rollout import Rollout
-from grpo_tui.engine.rollouts.server_evidence import ServerEvidence, _ways, by_server, log_e_value, p_value
+from grpo_tui.engine.rollouts.server_evidence import ServerEvidence, by_server, log_e_value, p_value
 from grpo_tui.envs.trajectory import Step, Trajectory
 
 GROUPS, SIZE = 8, 4
 
 
-def test_the_distribution_of_the_rank_sum_is_that_of_all_orders():
-    for m, n in ((1, 1), (2, 3), (4, 4), (1, 6)):
-        counted = [0] * (m * n + 1)
-        for chosen in itertools.combinations(range(m + n), m):
-            counted[sum(chosen) - m * (m - 1) // 2] += 1
-        assert list(_ways(m, n)) == counted
+def test_the_p_value_is_the_share_of_orders_with_at_least_this_rank_sum():
     rng = np.random.default_rng(0)
-    assert p_value(np.array([3.0, 4.0]), np.array([1.0, 2.0]), rng) == pytest.approx(1 / 6)
-    assert p_value(np.array([1.0, 2.0]), np.array([3.0, 4.0]), rng) == 1.0
+    for m, n in ((1, 1), (2, 3), (4, 4), (1, 6)):
+        orders = list(itertools.combinations(range(m + n), m))
+        for own in orders:
+            others = np.setdiff1d(np.arange(m + n), own)
+            share = sum(sum(order) >= sum(own) for order in orders) / len(orders)
+            assert p_value(np.array(own, float), others.astype(float), rng) == pytest.approx(share, rel=1e-12)
+
+
+def test_ties_are_broken_at_random():
+    rng = np.random.default_rng(0)
+    found = {round(p_value(np.zeros(2), np.zeros(2), rng), 6) for _ in range(100)}
+    assert len(found) == 5  # every rank sum
+
+
+def ways(m: int, n: int) -> list[int]:
+    """Count the ways in which m of m + n ranks give each U from 0 to m n: the Gaussian binomial coefficient."""
+    found = [1] + [0] * (m * n)
+    for i in range(1, m + 1):
+        for u in range(m * n, n + i - 1, -1):
+            found[u] -= found[u - n - i]
+        for u in range(i, m * n + 1):
+            found[u] += found[u - i]
+    return found
+
+
+@pytest.mark.parametrize("n", [4, 20])
+def test_the_least_p_value_counts_as_complete_separation(n: int):
+    p = p_value(np.arange(n, 2.0 * n), np.arange(0.0, n), np.random.default_rng(0))
+    assert log_e_value(p, n, n) > log_e_value(p * 1.001, n, n) + 1.0
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (4, 4), (2, 9), (20, 20)])
 def test_the_mean_of_the_e_value_is_at_most_one(m: int, n: int):
-    ways = _ways(m, n)
-    tails = np.cumsum(ways[::-1], dtype=object)[::-1] / sum(ways)
-    mean = sum(w / sum(ways) * math.exp(log_e_value(float(p), m, n)) for w, p in zip(ways, tails, strict=True))
+    counts = ways(m, n)
+    tails = np.cumsum(counts[::-1], dtype=object)[::-1] / sum(counts)
+    mean = sum(w / sum(counts) * math.exp(log_e_value(float(p), m, n)) for w, p in zip(counts, tails, strict=True))
     assert mean <= 1 + 1e-9
 
 
