@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -78,8 +79,5 @@ def first_common(steps: Sequence[int], share_at: Callable[[int], float], common:
 
     Bisects, assuming that the behaviour stays once it is common: evaluates ⌈log₂(n + 1)⌉ of the n shares.
     """
-    low, high = 0, len(steps)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if share_at(steps[middle]) >= common else (middle + 1, high)
-    return steps[low] if low < len(steps) else None
+    first = bisect_left(steps, True, key=lambda step: share_at(step) >= common)
+    return steps[first] if first < len(steps) else None

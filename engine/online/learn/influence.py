@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from statistics import median_low
+
+import numpy as np
 
 WINDOW = 1000
 """Repetitions and shares are counted over this many updates."""
@@ -79,16 +82,9 @@ class RobustBaseline:
 
     def value(self, returns: list[float]) -> float:
         if len(self._returns) < 3:
-            ordered = sorted(returns)
-            return ordered[(len(ordered) - 1) // 2]
-        newest = len(self._returns) - 1
-        weighted = sorted((value, DECAY ** (newest - i)) for i, value in enumerate(self._returns))
-        half, passed = sum(w for _, w in weighted) / 2, 0.0
-        for value, weight in weighted:
-            passed += weight
-            if passed >= half:
-                return value
-        return weighted[-1][0]
+            return median_low(returns)
+        weights = DECAY ** np.arange(len(self._returns))[::-1]
+        return float(np.quantile(self._returns, 0.5, weights=weights, method="inverted_cdf"))
 
     def add(self, mean: float) -> None:
         self._returns.append(mean)
