@@ -46,11 +46,6 @@ class Publisher:
 
     def recover(self, used: int) -> None:
         """Ensure that an intact version is published, numbered no lower than `used`, the highest number used."""
-        self._recover_snapshots(used)
-        if self.config.updates and self.config.validation.enabled:
-            self.offer()
-
-    def _recover_snapshots(self, used: int) -> None:
         fresh = self.writer.version == 0 and used == 0
         newest = SnapshotReader(self.folder, self.ledger.tell).newer_than(0)
         version = 0
@@ -72,6 +67,8 @@ class Publisher:
             found = f"Version {self.writer.version} was found after a restart."
             row = self._row("published", self.writer.version, update=self._published_update, message=found)
             self.ledger.note(row, published=self.writer.version)
+        if self.config.updates and self.config.validation.enabled:
+            self.offer()
 
     def publish(self, *, at_once: bool = False) -> bool:
         """Publish the smoothed model of the last commit, or offer it for validation. Returns whether it serves."""

@@ -151,7 +151,9 @@ class LiveAnswers:
         if running is None:
             return
         for row, job in self._jobs.items():
-            row.cancelled |= not row.background and _caller_left(job.request)
+            request = job.request  # a started stream has no deadline
+            left = request.gone() is not None if request.on_text is None else request.cancelled.is_set()
+            row.cancelled |= left and not row.background
         joining: list[LiveRow] | None = None
         try:
             self._enter(running)
@@ -390,8 +392,3 @@ class _WrittenAgent:
 
     def close(self) -> None:
         pass
-
-
-def _caller_left(request: Request) -> bool:
-    """Return whether the caller has left. A started stream has no deadline."""
-    return request.cancelled.is_set() if request.on_text is not None else request.gone() is not None

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,15 +95,11 @@ class VisionModel:
         if key not in self._positions:
             if len(self._positions) >= KNOWN_POSITIONS:
                 self._positions.clear()
-            self._positions[key] = self._ask_positions(prefix, grids)
+            ids = torch.from_numpy(prefix)[None]
+            found, _ = self._rope(ids, mm_token_type_ids=(ids == self.image_id).int(), **grids)
+            values = found[:, 0].numpy()
+            self._positions[key] = TokenPositions(values, int(values.max()) + 1 - values.shape[1])
         return self._positions[key]
-
-    def _ask_positions(self, token_ids: np.ndarray, grids: Mapping[str, Tensor]) -> TokenPositions:
-        assert self._rope is not None
-        ids = torch.from_numpy(token_ids)[None]
-        found, _ = self._rope(ids, mm_token_type_ids=(ids == self.image_id).int(), **grids)
-        values = found[:, 0].numpy()
-        return TokenPositions(values, int(values.max()) + 1 - values.shape[1])
 
     def runs(self, token_ids: Tensor) -> Tensor:
         """Number the unbroken runs of image tokens, int64 [..., T]; -1 for text."""
@@ -130,10 +126,7 @@ class VisionModel:
         if self.two_way:
             arguments["token_type_ids"] = (token_ids == self.image_id).long().to(device_of(self.model))
         if self._rope is not None:
-            arguments["position_ids"] = self.padded_positions(token_ids.cpu().numpy(), images)
+            pairs = zip(token_ids.cpu().numpy(), images, strict=True)
+            positions = np.stack([self.positions(ids, row).at(0, len(ids)) for ids, row in pairs], 1)  # [3, B, T]
+            arguments["position_ids"] = torch.from_numpy(positions).to(device_of(self.model))
         return arguments
-
-    def padded_positions(self, token_ids: np.ndarray, images: Sequence[Images]) -> Tensor:
-        """Return the positions of right-padded rows [B, T], int64 [3, B, T]."""
-        rows = [self.positions(ids, row).at(0, len(ids)) for ids, row in zip(token_ids, images, strict=True)]
-        return torch.from_numpy(np.stack(rows, 1)).to(device_of(self.model))

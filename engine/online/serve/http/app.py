@@ -207,7 +207,10 @@ class Api:
             request = parse_request(row, self.backend.environment)
         except DataError as error:
             raise HttpProblem(400, str(error)) from error
-        prompt = self._measured(request.row.task_data)
+        texts = list(_texts(request.row.task_data))
+        self._check_length(characters=sum(map(len, texts)))
+        prompt = sum(map(self.backend.count_tokens, texts))
+        self._check_length(tokens=prompt)
         limit = self.backend.max_trajectory_tokens
         max_tokens = None if max_tokens is None else min(max_tokens, limit)
         sampling = Sampling(body.temperature, max_tokens, body.ensemble, **more)
@@ -244,14 +247,6 @@ class Api:
         if sampling.texts * longest > max(longest, BATCH_TOKENS):
             reason = f"{sampling.texts} texts of up to {longest} tokens exceed {BATCH_TOKENS}: lower n or max_tokens"
             raise HttpProblem(400, reason, param="n")
-
-    def _measured(self, task: Mapping[str, object]) -> int:
-        """Count the tokens of a task's texts. Raises HttpProblem if they leave no room for an answer."""
-        texts = list(_texts(task))
-        self._check_length(characters=sum(map(len, texts)))
-        tokens = sum(map(self.backend.count_tokens, texts))
-        self._check_length(tokens=tokens)
-        return tokens
 
     def _check_length(self, *, characters: int = 0, tokens: int = 0) -> None:
         limit = self.backend.max_trajectory_tokens
