@@ -22,8 +22,6 @@ from .rollout import Group, Rollout, Selected, rollouts_of
 
 ARRAYS = ("token_ids", "agent_mask", "turn_ids", "rewards", "logprobs", "ref_logprobs", "advantages", "importance")
 FACTS = ("group", "index", "final_reward", "policy_version", "id", "masked")
-NEW_NAMES = {"turn": "turn_ids", "born": "policy_version", "prompt": "group", "rollout": "index"}
-"""Names in checkpoints of earlier versions, with their current names."""
 
 
 class ReplayBuffer:
@@ -84,8 +82,7 @@ class ReplayBuffer:
         save_file(arrays | pixels, folder / "replay.safetensors")
         facts = {
             "lengths": [len(r) for r in self.entries],
-            "has_ref": [r.ref_logprobs is not None for r in self.entries],
-            "has_importance": [r.importance is not None for r in self.entries],
+            "absent": [[name for name in ARRAYS if getattr(r, name) is None] for r in self.entries],
             **{name: [getattr(r, name) for r in self.entries] for name in FACTS},
             "images": images,
             "random": self._random.bit_generator.state,
@@ -96,21 +93,14 @@ class ReplayBuffer:
         """Load the result of `save`. Capacity, alpha, tau and maximum age stay this buffer's own."""
         facts: Mapping[str, Any] = json.loads((folder / "replay.json").read_text())
         arrays = load_file(folder / "replay.safetensors")
-        facts = {NEW_NAMES.get(k, k): v for k, v in facts.items()}
-        arrays = {NEW_NAMES.get(k, k): v for k, v in arrays.items()}
-        starts = np.concatenate([[0], np.cumsum(facts["lengths"])]).astype(int)
-        shown = read_images(arrays, facts["images"]) if "images" in facts else [()] * len(facts["lengths"])
+        starts = np.cumsum([0, *facts["lengths"]])
+        shown = read_images(arrays, facts["images"])
         self.entries = []
-        weighted = facts.get("has_importance") or [False] * len(facts["has_ref"])
-        for i, (has_ref, has_importance) in enumerate(zip(facts["has_ref"], weighted, strict=True)):
-            absent = {
-                name for name, present in (("ref_logprobs", has_ref), ("importance", has_importance)) if not present
-            }
-            part: dict[str, Any] = {
-                name: None if name in absent else arrays[name][starts[i] : starts[i + 1]].copy() for name in ARRAYS
-            }
-            known = {name: facts[name][i] for name in FACTS if name in facts}
-            self.entries.append(Rollout(**part, **known, images=shown[i]))
+        for i, absent in enumerate(facts["absent"]):
+            present = [name for name in ARRAYS if name not in absent]
+            parts: dict[str, Any] = {name: arrays[name][starts[i] : starts[i + 1]].copy() for name in present}
+            known = {name: facts[name][i] for name in FACTS}
+            self.entries.append(Rollout(**parts, **known, images=shown[i]))
         del self.entries[: max(len(self.entries) - self.capacity, 0)]
         self._random.bit_generator.state = facts["random"]
 
