@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_tui.engine.agents import graphs
+from grpo_tui.engine.agents import cached_rows
 from grpo_tui.engine.agents.session import TransformersSession
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.policy.prepared import acting
@@ -47,7 +47,7 @@ def test_texts_and_log_probs_are_those_of_passes_from_python(monkeypatch: pytest
     net.to("cuda")
     ids, logprobs, captured = conversation(net, blocks)
     assert captured > 0
-    monkeypatch.setattr(graphs, "WORTH", 10**9)
+    monkeypatch.setattr(cached_rows, "WORTH", 10**9)
     plain_ids, plain, none = conversation(net, blocks)
     assert none == 0
     for a, b in zip(ids, plain_ids, strict=True):
@@ -59,13 +59,13 @@ def test_texts_and_log_probs_are_those_of_passes_from_python(monkeypatch: pytest
 def test_a_pass_that_cannot_be_captured_runs_from_python(monkeypatch: pytest.MonkeyPatch):
     net: Any = model("qwen3")
     net.to("cuda")
-    plain = graphs.Decoder.forward
+    plain = cached_rows.Decoder.forward
 
     def reads_back(self: Any, tokens: Any, *rest: Any) -> Any:
         float(tokens.sum())  # waits for the device, which a capture forbids
         return plain(self, tokens, *rest)
 
-    monkeypatch.setattr(graphs.Decoder, "forward", reads_back)
+    monkeypatch.setattr(cached_rows.Decoder, "forward", reads_back)
     ids, _, captured = conversation(net)
     assert captured == 0
     assert all(len(row) for row in ids)
