@@ -65,5 +65,6 @@ class DatasetEnv(ChatEnv):
             result = self.functions[call.name].run(call.arguments)
             if (length := len(result.observation)) <= MAX_RESULT:
                 return result
-            return replace(result, observation=f"{result.observation[:MAX_RESULT]} … ({length} characters)")
+            cut = f"{result.observation[:MAX_RESULT]} … ({length} characters)"
+            return replace(result, observation=cut, error=result.error and result.error[:MAX_RESULT])
         return super().step(state, call)

@@ -65,6 +65,15 @@ def endless(a: int) -> str:
     time.sleep(60)
     return ""
 
+def shout(times: int) -> str:
+    """
+    Fails.
+
+    Args:
+        times: How long.
+    """
+    raise ValueError("x" * times)
+
 def no_hints(a):
     """Adds."""
 
@@ -234,6 +243,13 @@ def test_what_a_tool_raises_and_wrong_arguments_are_told_to_the_policy(file: str
         "error: invalid JSON at character 2 of the call: Expecting property name enclosed in double quotes",
     ]
     assert done.answer == "five"
+
+
+def test_what_a_tool_raises_is_cut_as_its_answers_are(file: str):
+    env = DatasetEnv(tools=[f"{file}:shout"])
+    step = run(env, '{"name": "shout", "arguments": {"times": 1000000}}', "done").steps[0]
+    assert step.error == f"ValueError: {'x' * (20_000 - len('ValueError: '))}"
+    assert step.observation.startswith("error: ValueError: xxx") and step.observation.endswith(" characters)")
 
 
 @pytest.mark.parametrize("path", ["notes.keep", "kept"])

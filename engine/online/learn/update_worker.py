@@ -373,6 +373,8 @@ class Working:
         elif request.command == "checkpoint":
             done = worker.publish()
             outcome = f"version {worker.writer.version} published" if done else "not published"
+        elif not worker.ledger.commit():
+            outcome = "updates end. The last ones could not be saved: a resumed run repeats them"
         self.control.acknowledge(request, outcome)
         self.writer.event("control", f"{request.command}: {outcome}", command=request.command, outcome=outcome)
         if request.command != "stop":

@@ -10,13 +10,16 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from grpo_tui.engine.online.learn.update_worker import Working
 from grpo_tui.engine.online.serve import assembly, enqueuer
 from grpo_tui.engine.online.serve.enqueuer import Enqueuer
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_queue import QueueError
+from grpo_tui.engine.runs.control.requests import RunRequest
 from grpo_tui.engine.runs.paths import OnlineFolder
 
 from .test_update_worker import Run
@@ -93,6 +96,9 @@ def test_tasks_and_updates_wait_for_room_and_none_is_lost(disk: Disk, monkeypatc
     with pytest.raises(QueueError, match="full"):  # the worker's loop waits and asks again
         run.worker.step()
     assert not run.worker.ledger.commit()  # the update that was made stays in memory
+    said: Any = SimpleNamespace(writer=Mock(), control=Mock())
+    Working._handle(said, RunRequest("1", "stop", 0.0), run.worker)
+    assert "could not be saved" in said.control.acknowledge.call_args[0][1]
     wait_for(lambda: told)
     assert "wait in memory" in told[0] and any("cannot be committed" in m for m in run.told)
     assert run.contributions() == []

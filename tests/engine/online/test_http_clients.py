@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import subprocess
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import openai
@@ -16,6 +18,7 @@ import pytest
 from PIL import Image
 
 from grpo_tui.configs.sections import EnvironmentConfig
+from grpo_tui.engine.online.serve.http import conversation
 
 from .world import ASK, QUESTION, OwnEnv, PicturesOnly, World, picture_url
 
@@ -169,6 +172,19 @@ def test_a_picture_becomes_a_file_and_nothing_else_is_fetched(world: World) -> N
         refused = world.post({"messages": [{"role": "user", "content": parts}]})
         assert refused.status_code == 400, bad
     assert len(world.reached) == before
+
+
+def test_a_picture_that_the_disk_has_no_room_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        conversation, "replace_file", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    )
+    image = Image.new("RGB", (3, 5), (1, 2, 3))
+    data = io.BytesIO()
+    image.save(data, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    parts = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": url}}]
+    refused = world.post({"messages": [{"role": "user", "content": parts}]})
+    assert refused.status_code == 507 and "the image cannot be saved: No space left" in refused.text
 
 
 def test_a_task_names_no_file_but_shared_ones_and_learns_nothing_of_the_disk(world: World, tmp_path: Path) -> None:

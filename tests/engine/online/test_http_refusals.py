@@ -48,6 +48,8 @@ WRONG: list[tuple[Any, int, str]] = [
     ({**ASK, "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools: this policy has none"),
     ({**ASK, "logprobs": True}, 400, "logprobs is not supported"),
     ({**ASK, "sampler": 1}, 400, "unknown field 'sampler'"),
+    ({**ASK, "reasoning_effort": "high"}, 400, 'reasoning_effort is not supported here: leave it out (or "none")'),
+    ({**ASK, "prediction": {"type": "content"}}, 400, "prediction is not supported here: leave it out"),
     ({**ASK, "model": 1}, 400, "model"),
     ({**ASK, "stop": ["x"] * 17}, 400, "stop: list should have at most 16 items"),
     ({**ASK, "task_data": {}}, 400, "not both"),
@@ -100,6 +102,7 @@ def test_a_key_that_comes_twice_among_many_is_found_at_once() -> None:
         {"stop": None},
         {"top_p": 1.0},
         {"reasoning_effort": None, "audio": None},
+        {"reasoning_effort": "none", "verbosity": "medium", "functions": [], "prompt_cache_retention": "24h"},
     ],
 )
 def test_what_asks_for_nothing_is_taken(world: World, harmless: dict[str, Any]) -> None:
@@ -144,7 +147,9 @@ def test_oversized_missing_and_lying_lengths(world: World) -> None:
     [
         (lambda w: httpx.post(w.server.url + "/v1/chat/completions", content=b"{}"), 415),
         (lambda w: w.post(ASK, content_type="text/plain"), 415),
+        (lambda w: w.post(ASK, content_encoding="gzip"), 415),
         (lambda w: w.post(ASK, path="/v1/other"), 404),
+        (lambda w: httpx.get(w.server.url + "/v1/feedback?limit=1" + "0" * 5000), 400),
         (lambda w: httpx.get(w.server.url + "/"), 404),
         (lambda w: httpx.get(w.server.url + "/v1/chat/completions"), 405),
         (lambda w: httpx.options(w.server.url + "/v1/chat/completions"), 405),

@@ -132,7 +132,7 @@ class Api:
     async def unjudged(self, request: HttpRequest) -> Response:
         """`GET /v1/feedback`: remembered answers without feedback, the least certain first."""
         limit = request.query_params.get("limit", "50")
-        if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:6]) <= 1000:
+        if not (limit.isascii() and limit.isdigit() and len(limit) < 5 and 1 <= int(limit) <= 1000):
             raise HttpProblem(400, "limit must be a number from 1 to 1000", param="limit")
         return await self.engine.call_keeper(lambda keeper: keeper.unjudged(int(limit)))
 

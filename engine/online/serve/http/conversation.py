@@ -59,11 +59,15 @@ class Uploads:
         except ValueError as error:
             raise HttpProblem(400, f"the image cannot be read: {error}", param="url") from error
         path = self.folder / f"{hashlib.sha256(raw).hexdigest()[:32]}.png"
-        self.folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             encoded = io.BytesIO()
             pixels.save(encoded, "PNG", compress_level=1)
-            replace_file(path, encoded.getvalue())
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                replace_file(path, encoded.getvalue())
+            except OSError as error:
+                log.warning("an image could not be saved: %s", error)
+                raise HttpProblem(507, f"the image cannot be saved: {error.strerror or error}", param="url") from error
         return str(path.resolve())
 
     def task(self, task: Mapping[str, object]) -> dict[str, Any]:

@@ -76,6 +76,8 @@ class Guard:
         """Read the JSON object in a request's body. Raises HttpProblem."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HttpProblem(415, "send `Content-Type: application/json`")
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise HttpProblem(415, "send the body without a Content-Encoding")
         length = request.headers.get("content-length", "")
         if length.isascii() and length.isdigit():
             if len(length) > 18 or int(length) > self.max_body_bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
@@ -10,31 +11,46 @@ from pydantic_core import ErrorDetails
 
 from .problems import HttpProblem
 
+_TEXT = {"format": {"type": "text"}}
 HARMLESS: dict[str, tuple[object, ...]] = {
+    "audio": (),
+    "context_management": ([],),
+    "conversation": (),
     "frequency_penalty": (0, 0.0),
     "function_call": ("none", "auto"),
+    "functions": ([],),
     "include": ([],),
     "logit_bias": ({},),
     "logprobs": (False,),
     "modalities": (["text"],),
     "n": (1,),
+    "prediction": (),
     "presence_penalty": (0, 0.0),
+    "prompt": (),
+    "reasoning": ({}, {"effort": "none"}),
+    "reasoning_effort": ("none",),
     "stop": ([], ""),
-    "text": ({"format": {"type": "text"}},),
+    "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": True}),
+    "text": (_TEXT, {}, {"verbosity": "medium"}, _TEXT | {"verbosity": "medium"}),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
     "top_p": (1, 1.0),
     "truncation": ("disabled",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
 }
-"""Unsupported fields of OpenAI's API, with the values that have no effect and are accepted."""
+"""Unsupported fields of OpenAI's API, with the values that have no effect and are accepted, besides null."""
 
 IGNORED = frozenset(
     {
         "background",
+        "max_tool_calls",
         "metadata",
         "parallel_tool_calls",
         "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
         "seed",
         "service_tier",
         "store",
@@ -267,7 +283,7 @@ def read(model: type[Model], data: Mapping[str, object]) -> Model:
             continue
         elif name in HARMLESS:
             if value not in HARMLESS[name]:
-                asks = f"leave it out (or {HARMLESS[name][0]!r})"
+                asks = "leave it out" + "".join(f" (or {json.dumps(v)})" for v in HARMLESS[name][:1])
                 raise HttpProblem(400, f"{name} is not supported here: {asks}", param=name, code="unsupported_value")
         else:
             known = ", ".join(sorted(model.model_fields))
