@@ -61,7 +61,7 @@ class ModelConfig(Section):
     """`nf4`: a 4-bit base model with adapters (QLoRA), on a CUDA GPU with bitsandbytes. null: no quantization."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Recompute layers in the backward pass to save memory for activations. `auto`: if the activations of a micro-batch
-    of one group would exceed 2 GiB or, on a larger GPU, a quarter of its memory."""
+    of one trajectory would exceed 1 GiB or, on a larger GPU, a quarter of its memory."""
     attn_implementation: str | None = None
     lora: LoraSection | None = LoraSection()
     """The trained adapters. null: train all weights (full fine-tuning, after merging `sft_adapters` into them)."""

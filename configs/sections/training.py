@@ -92,8 +92,8 @@ class TrainingConfig(Optimisation):
     num_generations: int = Field(default=8, ge=2)
     """Rollouts per prompt: GRPO's group size."""
     micro_batch_size: int | None = Field(default=None, ge=1)
-    """Trajectories per backward pass of one process; null: as many as fit `micro_batch_tokens`, or fewer whole groups
-    if that avoids recomputing layers (`model.gradient_checkpointing`)."""
+    """Trajectories per backward pass of one process; null: as many as fit `micro_batch_tokens`, or fewer if that avoids
+    recomputing layers (`model.gradient_checkpointing`)."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
     """Token budget of a backward pass. Each trajectory counts as `max_trajectory_tokens`."""
 

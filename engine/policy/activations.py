@@ -1,7 +1,7 @@
 """Gradient checkpointing that recomputes only where the saved memory is worth it.
 
 If the activations of a micro-batch fit (`room`), all of them are kept. To make them fit, `memory.micro_batch` reduces
-micro-batches down to one group, because a second forward pass costs more than smaller products. Otherwise plain
+micro-batches down to one trajectory, because a second forward pass costs more than smaller products. Otherwise plain
 checkpointing would keep each layer's input and run the whole layer again in the backward pass. This module still keeps:
 
 - the last layer: its backward pass comes first, so its activations are needed at once.
@@ -35,7 +35,7 @@ ATTENTION = frozenset(getattr(torch.ops.aten, name).default for name in _KERNELS
 """The operators behind torch's `scaled_dot_product_attention`. Not every build has all of them."""
 
 
-KEPT = 2 << 30
+KEPT = 1 << 30
 """Bytes of main memory that the activations of a micro-batch may take before layers are recomputed, for the setting
 `auto`."""
 

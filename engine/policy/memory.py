@@ -109,13 +109,14 @@ def shape_of(config: PreTrainedConfig) -> ModelShape:
 def micro_batch(rows: int, training: TrainingConfig, fitting: int | None = None) -> int:
     """Return the trajectories of a backward pass: the largest divisor of `rows` within the limit.
 
-    most: the trajectories whose activations fit. If these are fewer than the limit, return the largest micro-batch of
-    whole groups that fits, if there is one.
+    fitting: the trajectories whose activations fit. If these are fewer than the limit, return the largest micro-batch
+    that fits, if possible of whole groups: a group computes its prompt once.
     """
     limit = training.micro_batch_size or max(training.micro_batch_tokens // training.max_trajectory_tokens, 1)
     sizes = [d for d in range(1, min(rows, limit) + 1) if rows % d == 0]
     if fitting is not None and training.micro_batch_size is None and sizes[-1] > fitting:
-        sizes = [d for d in sizes if d <= fitting and d % training.num_generations == 0] or sizes
+        fit = [d for d in sizes if d <= fitting]
+        sizes = [d for d in fit if d % training.num_generations == 0] or fit or sizes
     return sizes[-1]
 
 

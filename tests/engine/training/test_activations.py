@@ -128,20 +128,21 @@ def test_auto_keeps_what_is_small_enough():
         (32, 8, 64, 40, 32),
         (32, 8, 64, 31, 16),
         (32, 8, 64, 9, 8),
-        (32, 8, 64, 7, 32),  # not even one group: layers are run again
+        (32, 8, 64, 7, 4),  # not even one group
+        (32, 8, 64, 0, 32),  # not even one trajectory: layers are run again
         (24, 6, 20, 12, 12),
         (30, 5, 12, 9, 5),
-        (30, 5, 3, 1, 3),
+        (30, 5, 3, 1, 1),
     ],
 )
-def test_micro_batches_shrink_to_whole_groups_that_fit(rows, group, limit, most, expected):
+def test_micro_batches_shrink_until_they_fit_if_possible_to_whole_groups(rows, group, limit, most, expected):
     given = TrainingConfig(num_generations=group, max_trajectory_tokens=100, micro_batch_tokens=100 * limit)
     assert micro_batch(rows, given, most) == expected
     chosen = given.model_copy(update={"micro_batch_size": rows // 2})
     assert micro_batch(rows, chosen, most) == rows // 2
 
 
-def test_a_pass_that_fits_in_groups_runs_no_layer_again(tmp_path):
+def test_a_pass_that_fits_in_parts_runs_no_layer_again(tmp_path):
     """The trainer takes the room from the model's activations, the longest trajectory and the group."""
     given = {"prompts_per_step": 4, "num_generations": 4, "max_trajectory_tokens": 64, "max_turn_tokens": 16}
     config = RunConfig.model_validate(
@@ -153,7 +154,8 @@ def test_a_pass_that_fits_in_groups_runs_no_layer_again(tmp_path):
     )
     base = load_policy(config.model, adapters=None, trainable=True)[0]
     group = 4 * 64 * bytes_of_token(base_of(base))
-    for most, micro, again in ((4 * group, 16, False), (3 * group, 8, False), (group, 4, False), (group - 1, 16, True)):
+    fitting = ((4 * group, 16), (3 * group, 8), (group, 4), (group - 1, 2))
+    for most, micro, again in [*((*row, False) for row in fitting), (group // 4 - 1, 16, True)]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(activations, "KEPT", most)
             writer = NullWriter()
