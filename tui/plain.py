@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from ..engine.runs.notes import Note
@@ -33,10 +33,6 @@ class Whole:
     step: int | None = None
     validations: Sequence[Event] = ()
 
-    def explained(self, group: Sequence[TrajectoryRow]) -> Whole:
-        """Return the trajectory with the formula of its advantage, which may follow from the rewards of its group."""
-        return replace(self, formula=formula_of(self.record, group), recomputed=recomputed(self.record, group))
-
 
 def read_whole(
     reader: RunReader, ref: str | int, group_of: Callable[[str], Sequence[TrajectoryRow]] | None = None
@@ -49,7 +45,7 @@ def read_whole(
         group_of = group_of or reader.rollouts.group
         group = [row for here in reader.rollouts.rows([n]) for row in group_of(here.group)]
     note = reader.notes.read().get(record.trajectory.id)
-    return Whole(n, record, reader.bodies.uses(n, record), note=note).explained(group)
+    return Whole(n, record, reader.bodies.uses(n, record), formula_of(record, group), recomputed(record, group), note)
 
 
 def trajectory_data(whole: Whole) -> dict[str, object]:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
 import unicodedata
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,19 +23,15 @@ from textual.filter import LineFilter, Monochrome, NoColor
 from textual.screen import Screen
 from textual.system_commands import SystemCommandsProvider
 
-from ...engine.runs.errors import RecordError
-from ..text import line, literal
-from .bindings import RUNS, helps
-from .data import Reads
-from .destinations import FURTHER, Destination, Further, Live, Runs
-from .inside_textual import OwnOutputApp
-from .screens.base import AppScreen
-from .shell import Memory
+from ..text import literal
+from .bindings import helps
+from .destinations import FURTHER, Destination, Further, Runs
+from .shell import Memory, Shell
 from .theme import DEFAULT_THEME, THEMES, Palette, textual_themes
 from .widgets.prompt_bar import PromptBar
 
 
-class GrpoApp(OwnOutputApp):
+class GrpoApp(Shell):
     """`grpo-tui`: runs, live dashboard, trajectories, stepper."""
 
     TITLE = "grpo-tui"
@@ -58,16 +52,11 @@ class GrpoApp(OwnOutputApp):
         theme: str | None = None,
         greeting: str = "",
     ) -> None:
-        super().__init__()
+        super().__init__(runs_dir, memory)
         self.animation_level = "none"
-        self.runs_dir = Path(runs_dir)
         self.start = start or Runs()
         self.greeting = greeting
-        self.memory = memory or Memory()
-        self._reads: dict[str, Reads] = {}
         self.failure = ""
-        self.clock: Callable[[], float] = time.time
-        """The clock for ages."""
         for textual_theme in textual_themes():
             self.register_theme(textual_theme)
         chosen = theme or self.memory.get("theme", DEFAULT_THEME)
@@ -77,57 +66,13 @@ class GrpoApp(OwnOutputApp):
 
     def get_default_screen(self) -> Screen:
         """Return the requested screen as the first one, which avoids laying out another screen."""
-        screen = self._screen_for(self.start)
+        screen = self.screen_for(self.start)
         screen.destination = self.start
         return screen
 
     def on_mount(self) -> None:
         if self.greeting:
             self.notify(self.greeting, timeout=6, markup=False)
-
-    def reads(self, run: Path | str) -> Reads:
-        key = str(run)
-        if key not in self._reads:
-            self._reads[key] = Reads(run)
-        return self._reads[key]
-
-    def forget_run(self, run: Path | str) -> None:
-        reads = self._reads.pop(str(run), None)
-        if reads is not None:
-            reads.close()
-
-    def open(self, destination: Destination, *, replace: bool = False) -> None:
-        """Open a screen on top of the current one; with `replace`, in its place."""
-        above = [getattr(screen, "destination", None) for screen in reversed(self.screen_stack)]
-        one = isinstance(destination, (Live, Runs))  # a single dashboard of a run, a single list
-        if not replace and destination in (above if one else above[1:2]):
-            for _ in range(above.index(destination)):
-                self.go_back()  # it is still there, in its last state
-            return
-        try:
-            screen = self._screen_for(destination)
-        except RecordError as error:
-            self.notify(line(str(error), 300), severity="error", timeout=4, markup=False)
-            return
-        screen.destination = destination
-        if replace:
-            self.replace_screen(screen)
-        else:
-            self.push_screen(screen)
-
-    def _screen_for(self, destination: Destination) -> AppScreen:
-        """Return a new screen. Raises RecordError if the run's record cannot be opened."""
-        module, name = destination.screen
-        return getattr(import_module(f".screens.{module}", __package__), name)(*destination.values(self.reads))
-
-    def go_back(self) -> None:
-        if len(self.screen_stack) > 1:
-            n, below = getattr(self.screen, "n", 0), self.screen_stack[-2]
-            self.pop_screen()
-            if n and isinstance(below, AppScreen):
-                below.come_back_from(n)
-        elif getattr(self.screen, "view", "") != RUNS:
-            self.open(Runs(), replace=True)
 
     def watch_theme(self, theme: str) -> None:
         if theme not in THEMES:

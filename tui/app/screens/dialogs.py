@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen, Screen
 
 from ....configs.metric_names import meaning
+from ..theme import Palette
 from ..widgets.frame import Box, Frame
 from ..widgets.line import Line, wrapped
 from ..widgets.pane import Pane
@@ -21,27 +22,30 @@ _MOST_ROWS = 26
 
 
 class Modal(ModalScreen[Answer]):
-    """A dialog that closes only once. Otherwise, later keys would also close the screen below. Subclasses tell the rows
-    and the hints for a width."""
+    """A dialog that closes only once. Otherwise, later keys would also close the screen below. Subclasses build the
+    lines, and tell the rows and the hints for a width."""
 
+    build: Callable[[int, int], list[Line]]
     rows: Callable[[int], int]
     hints: Callable[[int], Line]
+    frame: Frame
 
-    def __init__(self, pane: Pane, widest: int) -> None:
+    def __init__(self, widest: int, title: str = "") -> None:
         super().__init__()
-        self.frame: Frame
-        self._pane, self._widest = pane, widest
+        self.pane, self._widest, self._title = Pane("dialog"), widest, title
+        self.pane.build = self.build
 
-    def heading(self) -> Line:
-        return Line(self._pane.palette)
+    @property
+    def palette(self) -> Palette:
+        return self.pane.palette
 
     def compose(self) -> ComposeResult:
         self.frame = Frame(
-            self._pane,
-            plan=lambda width, height: [Box(self._pane.name, 0, 0, width, height)],
-            header=lambda width: (self.heading(), Line(self._pane.palette)),
+            self.pane,
+            plan=lambda width, height: [Box("dialog", 0, 0, width, height)],
+            header=lambda width: (Line(self.palette, self._title, self.palette.title), Line(self.palette)),
             footer=self.hints,
-            status=lambda width: Line(self._pane.palette),
+            status=lambda width: Line(self.palette),
         )
         self.on_resize()
         yield self.frame
@@ -54,19 +58,27 @@ class Modal(ModalScreen[Answer]):
         self.frame.styles.height = max(3, min(self.rows(width - 4) + 2, max_height))
 
     def repaint(self) -> None:
-        self._pane.changed()
+        self.pane.changed()
 
     def dismiss(self, result: Answer | None = None) -> AwaitComplete:
         return super().dismiss(result) if self.app.screen is self else AwaitComplete.nothing()
 
 
-class QuestionPane(Pane):
-    """The question above its two answers."""
+class ConfirmDialog(Modal[bool]):
+    """A question above its two answers. Dismissed with True for yes. The cursor starts at no."""
 
-    def __init__(self, text: str, answers: tuple[str, str]) -> None:
-        super().__init__("question")
-        self.text, self.answers = text, answers
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "dismiss(False)", show=False),
+        Binding("j,down,tab,right,l", "move(1)", show=False),
+        Binding("k,up,shift+tab,left,h", "move(-1)", show=False),
+        Binding("space,enter", "accept", show=False),
+    ]
+
+    def __init__(self, text: str, yes: str, no: str = "No, leave it") -> None:
+        super().__init__(widest=68)
+        self.text, self.answers = text, (yes, no)
         self.cursor = 1
+        self.pane.on_placed = self.show_cursor
 
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
@@ -79,30 +91,16 @@ class QuestionPane(Pane):
             lines.append(line)
         return lines
 
-    def on_placed(self) -> None:
-        line = len(self.lines) - len(self.answers) + self.cursor
-        self.scroll_line_to(min(max(self.top, line - self.size.height + 1), line))
-
-
-class ConfirmDialog(Modal[bool]):
-    """Dismissed with True for yes. The cursor starts at no."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q", "dismiss(False)", show=False),
-        Binding("j,down,tab,right,l", "move(1)", show=False),
-        Binding("k,up,shift+tab,left,h", "move(-1)", show=False),
-        Binding("space,enter", "accept", show=False),
-    ]
-
-    def __init__(self, text: str, yes: str, no: str = "No, leave it") -> None:
-        self.pane = QuestionPane(text, (yes, no))
-        super().__init__(self.pane, widest=68)
+    def show_cursor(self) -> None:
+        pane = self.pane
+        line = len(pane.lines) - len(self.answers) + self.cursor
+        pane.scroll_line_to(min(max(pane.top, line - pane.size.height + 1), line))
 
     def rows(self, width: int) -> int:
-        return len(self.pane.build(width, 0))
+        return len(self.build(width, 0))
 
     def hints(self, width: int) -> Line:
-        p = self.pane.palette
+        p = self.palette
         line, alone = Line(p), Line(p)
         for key, label in (("enter", "choose"), ("esc", "cancel")):
             line.gap(3 if line.width else 0).add(key, p.key).add(f" {label}", p.muted)
@@ -110,12 +108,12 @@ class ConfirmDialog(Modal[bool]):
         return line if line.width <= width else alone
 
     def action_move(self, by: int) -> None:
-        self.pane.cursor = (self.pane.cursor + by) % len(self.pane.answers)
+        self.cursor = (self.cursor + by) % len(self.answers)
         self.pane.changed()
-        self.pane.on_placed()
+        self.show_cursor()
 
     def action_accept(self) -> None:
-        self.dismiss(self.pane.cursor == 0)
+        self.dismiss(self.cursor == 0)
 
     def on_key(self, event: events.Key) -> None:
         if event.character in ("y", "n"):
@@ -123,7 +121,7 @@ class ConfirmDialog(Modal[bool]):
             self.dismiss(event.character == "y")
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
-        self.pane.cursor = message.what
+        self.cursor = message.what
         self.action_accept()
 
 
@@ -151,13 +149,27 @@ def matching(names: Sequence[str], typed: str) -> list[str]:
     return sorted(found, key=rank)
 
 
-class PickerPane(Pane):
-    """The typed text, the matching names and a description of the current one."""
+class MetricPicker(Modal[tuple[str, ...] | None]):
+    """The typed text, the matching names and a description of the current one. Dismissed with the chosen metrics in
+    order, or with None on escape."""
 
-    def __init__(self, names: Sequence[str], chosen: Sequence[str]) -> None:
-        super().__init__("picker")
-        self.names = list(names)
-        self.chosen = list(chosen)
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", show=False),
+        Binding("enter", "accept", show=False),
+        Binding("space,tab", "check", show=False),
+        Binding("down,ctrl+n", "move(1)", show=False),
+        Binding("up,ctrl+p", "move(-1)", show=False),
+        Binding("pagedown", "move(10)", show=False),
+        Binding("pageup", "move(-10)", show=False),
+        Binding("shift+up", "earlier(-1)", show=False),
+        Binding("shift+down", "earlier(1)", show=False),
+        Binding("backspace", "rub_out", show=False),
+        Binding("ctrl+u", "type('')", show=False),
+    ]
+
+    def __init__(self, names: Sequence[str], chosen: Sequence[str], title: str = "Metrics of the chart") -> None:
+        super().__init__(widest=64, title=title)
+        self.names, self.chosen = list(names), list(chosen)
         self.typed = ""
         self.cursor = 0
         self.touched = False
@@ -195,36 +207,11 @@ class PickerPane(Pane):
             lines.append(Line(p).add("no metric has this name", p.faint, cells=width))
         return lines
 
-
-class MetricPicker(Modal[tuple[str, ...] | None]):
-    """Dismissed with the chosen metrics in order, or with None on escape."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss(None)", show=False),
-        Binding("enter", "accept", show=False),
-        Binding("space,tab", "check", show=False),
-        Binding("down,ctrl+n", "move(1)", show=False),
-        Binding("up,ctrl+p", "move(-1)", show=False),
-        Binding("pagedown", "move(10)", show=False),
-        Binding("pageup", "move(-10)", show=False),
-        Binding("shift+up", "earlier(-1)", show=False),
-        Binding("shift+down", "earlier(1)", show=False),
-        Binding("backspace", "rub_out", show=False),
-        Binding("ctrl+u", "clear", show=False),
-    ]
-
-    def __init__(self, names: Sequence[str], chosen: Sequence[str], title: str = "Metrics of the chart") -> None:
-        self.pane, self._title = PickerPane(names, chosen), title
-        super().__init__(self.pane, widest=64)
-
     def rows(self, width: int) -> int:
-        return min(len(self.pane.names) + 2, _MOST_ROWS)
-
-    def heading(self) -> Line:
-        return Line(self.pane.palette).add(self._title, self.pane.palette.title)
+        return min(len(self.names) + 2, _MOST_ROWS)
 
     def hints(self, width: int) -> Line:
-        p = self.pane.palette
+        p = self.palette
         line = Line(p)
         for key, label in (("esc", "cancel"), ("enter", "show"), ("space", "choose"), ("shift+↑↓", "order")):
             line.offer(Line(p).add(key, p.key).add(f" {label}   ", p.muted), width)
@@ -234,60 +221,51 @@ class MetricPicker(Modal[tuple[str, ...] | None]):
         if event.character and event.character.isprintable() and event.character != " ":
             event.stop()
             event.prevent_default()
-            self._type(self.pane.typed + event.character)
+            self.action_type(self.typed + event.character)
 
-    def _type(self, text: str) -> None:
-        self.pane.typed, self.pane.cursor = text, 0
+    def action_type(self, text: str) -> None:
+        self.typed, self.cursor = text, 0
         self.pane.changed()
 
     def action_rub_out(self) -> None:
-        self._type(self.pane.typed[:-1])
-
-    def action_clear(self) -> None:
-        self._type("")
+        self.action_type(self.typed[:-1])
 
     def action_move(self, by: int) -> None:
-        self.pane.cursor = max(0, min(self.pane.cursor + by, len(self.pane.found) - 1))
+        self.cursor = max(0, min(self.cursor + by, len(self.found) - 1))
         self.pane.changed()
 
     def action_check(self) -> None:
-        pane = self.pane
-        if pane.cursor >= len(pane.found):
+        if self.cursor >= len(self.found):
             return
-        name = pane.found[pane.cursor]
-        pane.touched = True
-        if name in pane.chosen:
-            pane.chosen.remove(name)
+        name = self.found[self.cursor]
+        self.touched = True
+        if name in self.chosen:
+            self.chosen.remove(name)
         else:
-            pane.chosen.append(name)
-        if pane.typed:
-            self._type("")
-            pane.cursor = pane.found.index(name)
-        pane.changed()
+            self.chosen.append(name)
+        if self.typed:
+            self.typed = ""
+            self.cursor = self.found.index(name)
+        self.pane.changed()
 
     def action_earlier(self, by: int) -> None:
-        pane = self.pane
-        name = pane.found[pane.cursor] if pane.cursor < len(pane.found) else ""
-        if name in pane.chosen and not pane.typed:
-            index = pane.chosen.index(name)
-            to = max(0, min(index + by, len(pane.chosen) - 1))
-            pane.chosen.insert(to, pane.chosen.pop(index))
-            pane.cursor = to
-            pane.changed()
+        name = self.found[self.cursor] if self.cursor < len(self.found) else ""
+        if name in self.chosen and not self.typed:
+            index = self.chosen.index(name)
+            self.cursor = max(0, min(index + by, len(self.chosen) - 1))
+            self.chosen.insert(self.cursor, self.chosen.pop(index))
+            self.pane.changed()
 
     def action_accept(self) -> None:
         """Accept the chosen names, or a typed one together with the names chosen by hand."""
-        pane = self.pane
-        if pane.typed and pane.cursor < len(pane.found):
-            name = pane.found[pane.cursor]
-            kept = [n for n in pane.chosen if n != name] if pane.touched else []
-            self.dismiss((*kept, name))
-        elif pane.chosen:
-            self.dismiss(tuple(pane.chosen))
+        current = self.found[self.cursor : self.cursor + 1]
+        if self.typed and current:
+            kept = [n for n in self.chosen if n not in current] if self.touched else []
+            self.dismiss((*kept, *current))
         else:
-            self.dismiss(tuple(pane.found[pane.cursor : pane.cursor + 1]) or None)
+            self.dismiss(tuple(self.chosen or current) or None)
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
         if isinstance(message.what, int):
-            self.pane.cursor = message.what
+            self.cursor = message.what
             self.action_check()
