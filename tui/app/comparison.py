@@ -116,14 +116,12 @@ class RolloutComparison:
 
 
 def _same_call(a: Step, b: Step) -> bool:
-    if a.action is None or b.action is None:
-        return a.action == b.action
-    return a.action == b.action and a.arguments == b.arguments
+    return a.action == b.action and (a.action is None or a.arguments == b.arguments)
 
 
 def _same(a: Step, b: Step) -> bool:
-    same_text = a.text == b.text if a.action is None else True
-    return same_text and _same_call(a, b) and a.thought == b.thought and a.observation == b.observation
+    same_call = _same_call(a, b) and (a.action is not None or a.text == b.text)
+    return same_call and a.thought == b.thought and a.observation == b.observation
 
 
 @dataclass(frozen=True)

@@ -72,12 +72,8 @@ def merged(events: Iterable[Event]) -> list[LiveFinding]:
 
 def tally(found: Sequence[LiveFinding]) -> str:
     """Count the serious severities: `1 failure, 2 warnings`."""
-    words = []
-    for severity in ("failure", "warning", "hint"):
-        n = sum(f.severity == severity for f in found)
-        if n:
-            words.append(count(n, severity))
-    return ", ".join(words)
+    counted = ((sum(f.severity == severity for f in found), severity) for severity in ("failure", "warning", "hint"))
+    return ", ".join(count(n, severity) for n, severity in counted if n)
 
 
 def _severity(event: Event) -> Severity:

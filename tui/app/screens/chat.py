@@ -171,8 +171,7 @@ class ChatPane(Pane):
 
         def put(head: str, text: str, style: Style) -> None:
             lines.append(Line(p).add(head, p.muted))
-            body = wrapped(p, text or "…", width - 2, style, limit=max(1, len(text)))
-            lines.extend(Line(p).gap(2).extend(line) for line in body)
+            lines.extend(wrapped(p, text or "…", width, style, max(1, len(text)), after=Line(p).gap(2)))
 
         for exchange in self.exchanges:
             put("you", exchange.prompt, p.strong)

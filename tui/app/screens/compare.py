@@ -18,7 +18,6 @@ from ....engine.runs.paths import CONFIG_FILE, RUN_FILE
 from ....engine.runs.types import RunInfo
 from ...evaluation_text import difference, summary
 from ...format import number
-from ...text import wrap
 from ..bindings import COMPARE
 from ..curves import SMOOTHING, Series
 from ..destinations import Diff
@@ -26,7 +25,7 @@ from ..live_charts import is_share
 from ..live_data import POINTS
 from ..widgets.chart import MARKS, Chart
 from ..widgets.frame import Box, SplitPart, split
-from ..widgets.line import Line
+from ..widgets.line import Line, wrapped
 from ..widgets.pane import Pane
 from ..widgets.table import Table, TableColumn
 from .base import AppScreen
@@ -139,8 +138,8 @@ class EvaluationPane(Pane):
         lines = []
         for text in (text for c in self.compared for text in difference(c)):
             indent = 2 * text.startswith(" ")
-            parts = wrap(text.strip(), width - indent, len(text))
-            lines += [Line(p).gap(indent).add(part, p.strong if indent else p.muted) for part in parts]
+            style = p.strong if indent else p.muted
+            lines += wrapped(p, text.strip(), width, style, len(text), after=Line(p).gap(indent))
         head = Line(p).gap(first)
         for index, result in enumerate(self.results):
             head.add(MARKS[index % len(MARKS)] + " ", p.series[index % len(p.series)])

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from rich.style import Style
 
-from ...text import wrap
 from ..bindings import EVERYWHERE, HELP, SCREEN_TITLES, helps
-from ..widgets.line import Line
+from ..widgets.line import Line, wrapped
 from ..widgets.pane import Pane
 from .base import AppScreen
 
@@ -49,8 +48,8 @@ class HelpPane(Pane):
         lines += self._side_by_side("ctrl+p", p.key, "Open the command palette: all commands by name", p.text, width)
         lines += [Line(p), Line(p).add("Filters", p.title)]
         for expression, meaning in FILTER_HELP:
-            lines += [Line(p).gap(2).add(text, p.accent) for text in wrap(expression, width - 2)]
-            lines += [Line(p).gap(6).add(text, p.muted) for text in wrap(meaning, width - 6)]
+            lines += wrapped(p, expression, width, p.accent, after=Line(p).gap(2))
+            lines += wrapped(p, meaning, width, p.muted, after=Line(p).gap(6))
         lines += [Line(p), Line(p).add("Signs", p.title)]
         for sign, style, meaning in (
             ("✓ ✗ ·", p.text, "right, wrong, no known answer"),
@@ -65,10 +64,8 @@ class HelpPane(Pane):
     def _side_by_side(self, short: str, style: Style, long: str, long_style: Style, width: int) -> list[Line]:
         p = self.palette
         if width < _NARROW:
-            head = Line(p).gap(2).add(short, style)
-            return [head, *(Line(p).gap(4).add(text, long_style) for text in wrap(long, width - 4))]
-        parts = enumerate(wrap(long, width - 16))
-        return [Line(p).gap(2).add("" if i else short, style, cells=12).add(text, long_style) for i, text in parts]
+            return [Line(p).gap(2).add(short, style), *wrapped(p, long, width, long_style, after=Line(p).gap(4))]
+        return wrapped(p, long, width - 2, long_style, after=Line(p).gap(2).add(short, style, cells=12))
 
 
 class HelpScreen(AppScreen):

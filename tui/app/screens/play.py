@@ -48,11 +48,11 @@ class ToolsPanel(Pane):
         lines = [] if self.tools else wrapped(p, "No tools: your turn is the answer, in plain text.", width, p.faint)
         for number, tool in enumerate(self.tools, 1):
             tool_lines = [Line(p).add(f"{number} " if number < 10 else "  ", p.key).add(tool.name, p.strong)]
-            tool_lines += [Line(p).gap(2).extend(line) for line in wrapped(p, tool.description, width - 2, p.muted)]
+            tool_lines += wrapped(p, tool.description, width, p.muted, after=Line(p).gap(2))
             for argument in tool.arguments:
                 kind = " | ".join(argument.choices) if argument.choices else argument.type
                 text = f"{argument.name}{'' if argument.required else '?'}: {kind}  {argument.description}".rstrip()
-                tool_lines += [Line(p).gap(2).extend(line) for line in wrapped(p, text, width - 2, p.text)]
+                tool_lines += wrapped(p, text, width, p.text, after=Line(p).gap(2))
             for line in tool_lines:
                 line.hits = [(0, width, ("tool", number))]
             lines += tool_lines

@@ -115,12 +115,8 @@ class RunsScreen(TableScreen):
     def _marked(self, width: int) -> Line:
         """Return the number of marked runs, with as many of their means as fit."""
         headlines = [self.all[mark].headline for mark in self.marks if mark in self.all]
-        line = Line(self.palette)
-        for names in (("success", "reward"), ("success",), ()):
-            text = f"● {seeds_line(headlines, 'marked', names)}  "
-            if not line.width and (len(text) <= width or not names):
-                line.add(text, self.palette.warn_bold)
-        return line
+        texts = [f"● {seeds_line(headlines, 'marked', names)}  " for names in (("success", "reward"), ("success",), ())]
+        return Line(self.palette, next((t for t in texts if len(t) <= width), texts[-1]), self.palette.warn_bold)
 
     # -- reading ------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from rich.style import Style
 
 from ...text import wrap
 from ..live_data import LiveFinding, Severity, tally
-from .line import Line
+from .line import Line, wrapped
 from .pane import Pane
 
 _SIGNS: dict[Severity, str] = {"failure": "✗", "warning": "⚠", "asked": "↳", "hint": "·", "good": "✓"}
@@ -79,7 +79,7 @@ class Alerts(Pane):
         end = Line(p)
         if ids:
             end.add(f" → {len(ids)} trajector{'y' if len(ids) == 1 else 'ies'}", p.accent)
-        room = max(1, width - head.width)
+        room, indent = max(1, width - head.width), min(4, width - 1)
         text_style = p.text if found.severity in ("failure", "warning", "asked") else p.muted
         texts = wrap(found.message, room, _LONGEST) or [""]
         if not full:
@@ -90,18 +90,14 @@ class Alerts(Pane):
             head.hits = [(0, width, ("alert", index))]
             return [head]
         lines = [head.add(texts[0], text_style)]
-        lines += [
-            Line(p).gap(min(4, width - 1)).add(t, text_style)
-            for t in wrap(" ".join(texts[1:]), width - 4, _LONGEST)
-            if t
-        ]
+        lines += wrapped(p, " ".join(texts[1:]), width, text_style, _LONGEST, after=Line(p).gap(indent))
         if found.suggestion:
-            helps = wrap(f"suggestion: {found.suggestion}", width - 4, _LONGEST)
-            lines += [Line(p).gap(min(4, width - 1)).add(t, p.accent) for t in helps if t]
+            told = f"suggestion: {found.suggestion}"
+            lines += wrapped(p, told, width, p.accent, _LONGEST, after=Line(p).gap(indent))
         if ids and not selected:
             lines[-1].offer(end, width)
         elif ids:
-            opens = Line(p).gap(min(4, width - 1))
+            opens = Line(p).gap(indent)
             opens.offer(Line(p).add("enter", p.key).add(f" opens {end.plain.removeprefix(' → ')}", p.muted), width)
             lines.append(opens)
         for line in lines:

@@ -116,6 +116,12 @@ class Line:
         return "".join(s.text for s in self.segments)
 
 
-def wrapped(p: Palette, text: str, width: int, style: Style, limit: int = literally.FIELD_LIMIT) -> list[Line]:
-    """Wrap at most `limit` characters into lines of `width` cells. An empty text has none."""
-    return [Line(p).add(part, style) for part in literally.wrap(text, width, limit)] if text else []
+def wrapped(
+    p: Palette, text: str, width: int, style: Style, limit: int = literally.FIELD_LIMIT, after: Line | None = None
+) -> list[Line]:
+    """Wrap at most `limit` characters into lines of `width` cells: the first one to the right of `after`, the others
+    below it. An empty text has none."""
+    head = after or Line(p)
+    indent = head.width
+    parts = literally.wrap(text, width - indent, limit) if text else []
+    return [(Line(p).gap(indent) if i else head).add(part, style) for i, part in enumerate(parts)]

@@ -10,7 +10,6 @@ from ....configs import metric_names as metric
 from ....engine.runs.health.headline import RATE_WINDOW, REWARD, Headline
 from ....engine.runs.types import RunInfo
 from ...format import ago, duration, fitted, percent, percent_number, step_text, trend, within
-from ...text import wrap
 from ..run_list import NOTHING, RunRow
 from ..theme import Palette
 from .line import Line, wrapped
@@ -111,8 +110,7 @@ class RunCard(Pane):
         )
         for name, value in facts:
             if value not in ("", None):
-                for i, text in enumerate(wrap(str(value), max(4, width - 9), 400)):
-                    lines.append(Line(p).add(name if i == 0 else "", p.faint, cells=8).gap().add(text, p.text))
+                lines += wrapped(p, str(value), max(13, width), p.text, 400, Line(p).add(name, p.faint, cells=8).gap())
         interval = self.headline.interval
         for key, title, sample in _SUCCESS:
             value = self.headline.values.get(key)
