@@ -9,12 +9,9 @@ from ..engine.runs.types import AdvantageFormula, AdvantageTerm, TrajectoryRecor
 from ..rewards.advantages.base import EPSILON, compared, spread
 from .format import MINUS, fixed
 
-NOT_RECORDED = "The formula was not recorded."
 FILTERED = "The group has no signal and was filtered out: the advantage in the loss is 0."
 SAME = 1e-9
 """A standard deviation below this counts as zero."""
-_EXACT = 1e-4
-"""Largest difference, relative to the advantage, at which a form counts as the one used."""
 
 
 def formula_of(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> AdvantageFormula | None:
@@ -33,7 +30,8 @@ def formula_of(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> Adva
     fitting = []
     for scale, std in (("none", None), ("group", peers.std)):
         found = [(compared(reward, peers, std).result(EPSILON), advantage) for reward, advantage in pairs]
-        if all(abs(a - b) <= _EXACT * max(1.0, abs(b)) for a, b in found):
+        # other trainers round what they record
+        if all(abs(a - b) <= 1e-4 * max(1.0, abs(b)) for a, b in found):
             sentence = comparison("the return", "the {size} rollouts of its group", scale)
             fitting.append(AdvantageFormula("group", scale, EPSILON, ((compared(total, peers, std),),), sentence))
     return fitting[0] if len(fitting) == 1 else None
@@ -67,7 +65,7 @@ def equation(formula: AdvantageFormula | None, step: int, advantage: float | Non
     advantage: the one shown with the formula. A formula with another result is not shown.
     """
     if formula is None:
-        return [NOT_RECORDED]
+        return ["The formula was not recorded."]
     terms = formula.terms(step)
     if not terms:
         return ["This step has no advantage of its own."]

@@ -85,15 +85,9 @@ _VERBS = {
 }  # fmt: skip
 _VALUE = 24
 """Maximum number of characters of an argument in a heading."""
-_CALL = 400
-"""Characters of a call after which further arguments are left out."""
 _JSON: dict[object, str] = {True: "true", False: "false", None: "null"}
-_DEEP = 20
-"""Nesting levels of a value that are written out."""
 _SHORT = 120
 """Longest one-line value, in characters, that goes in the call's line."""
-_COMPARED = 600
-"""Maximum number of lines of an edit that are compared."""
 
 _EXIT = re.compile(
     r"(?:exit(?:ed)?[ _-]?(?:code|status)|return[ _-]?code|exited with(?: code)?|exit status)\W{1,4}?(-?\d{1,4})", re.I
@@ -250,7 +244,7 @@ def _changes(arguments: Mapping[str, Any]) -> tuple[set[str], str, str] | None:
 def difference(before: str, after: str) -> str:
     """Return a unified diff without its header."""
     a, b = before.strip("\n").split("\n"), after.strip("\n").split("\n")
-    if len(a) + len(b) > _COMPARED:
+    if len(a) + len(b) > 600:  # comparing so many lines takes too long
         return "\n".join([f"-{line}" for line in a] + [f"+{line}" for line in b])
     lines = list(difflib.unified_diff(a if before else [], b if after else [], lineterm="", n=3))[2:]
     return "\n".join(line for index, line in enumerate(lines) if index or not line.startswith("@@"))
@@ -346,7 +340,7 @@ def brief(value: object, limit: int = FIELD_LIMIT, *, as_json: bool = False) -> 
 def _pieces(value: object, limit: int, as_json: bool, depth: int = 0) -> Iterator[str]:
     if isinstance(value, str):
         yield json.dumps(value[: limit + 1], ensure_ascii=False) if as_json else repr(value[: limit + 1])
-    elif depth > _DEEP:
+    elif depth > 20:
         yield "…"
     elif isinstance(value, Mapping):
         yield "{"
@@ -369,7 +363,7 @@ def _pieces(value: object, limit: int, as_json: bool, depth: int = 0) -> Iterato
 def arguments_text(arguments: Mapping[str, object], limit: int = _VALUE) -> str:
     """Format arguments as `(mask=7)` with at most `limit` characters per value."""
     shown: list[str] = []
-    room = max(_CALL, limit)
+    room = max(400, limit)  # characters of the whole call
     for key, value in arguments.items():
         if room <= 0:
             shown.append("…")

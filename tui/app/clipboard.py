@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 OSC52_BYTES = 74_994
 """The smallest limit among terminals: 100,000 bytes in base64, with the sequence around it."""
-_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -77,9 +76,7 @@ def _desktop(environment: Mapping[str, str]) -> list[str] | None:
 def _run(command: list[str], data: bytes | None = None, output: int = subprocess.PIPE) -> str | None:
     """Return the output of a program, or None if it failed."""
     try:
-        done = subprocess.run(
-            command, input=data, stdout=output, stderr=subprocess.DEVNULL, timeout=_TIMEOUT_S, check=False
-        )
+        done = subprocess.run(command, input=data, stdout=output, stderr=subprocess.DEVNULL, timeout=3.0, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
     return (done.stdout or b"").decode("utf-8", "replace").strip() if done.returncode == 0 else None

@@ -19,21 +19,16 @@ _WORDS = 200
 _CHARACTERS = 4_000
 _LINES = 1_200
 """Maximum number of lines of two texts, together, that are compared."""
-_FOLDED = 3
-"""Maximum number of equal lines that are shown. More are folded."""
-_FEW_WORDS = 6
-"""Texts with at most this many words are always marked."""
 _COMMON = 0.3
 """Minimum share of the shorter text that both must have in common for differences to be marked."""
 _ALIKE = 200
 """Characters of each argument that distinguish calls before they are compared."""
-_ALIGNED = 2_000
-"""Maximum number of steps of a rollout for an edit script. Beyond this, steps are aligned by position."""
 
 
 def align(left: Sequence[Step], right: Sequence[Step]) -> list[Pair]:
-    """Align steps by whole calls, then by call and main argument (such as a file), then by tool name."""
-    if max(len(left), len(right)) > _ALIGNED:
+    """Align steps by whole calls, then by call and main argument (such as a file), then by tool name. Align more than
+    2,000 steps by position."""
+    if max(len(left), len(right)) > 2_000:
         return list(zip_longest(range(len(left)), range(len(right))))
     calls = _numbered([*left, *right])
     keys: list[tuple[Hashable, ...]] = [
@@ -146,7 +141,7 @@ def rows(left: str, right: str) -> list[ComparisonRow]:
     for i1, i2, j1, j2, same in blocks:
         if same:
             kept = [ComparisonRow([(x, False)], [(x, False)]) for x in a[i1:i2]]
-            if len(kept) > _FOLDED:
+            if len(kept) > 3:  # fold
                 first, last = (kept[:1] if result else []), (kept[-1:] if i2 < len(a) or j2 < len(b) else [])
                 kept = [*first, ComparisonRow(equal=len(kept) - len(first) - len(last)), *last]
             result += kept
@@ -170,7 +165,8 @@ def marks(left: str, right: str) -> tuple[Pieces, Pieces]:
         return [(left, True)], [(right, True)]
     blocks = _blocks(a, b)
     common = sum(len("".join(a[i:j])) for i, j, _, _, same in blocks if same)
-    if min(len(a), len(b)) > _FEW_WORDS and common < _COMMON * min(len(left), len(right)):
+    # differences of short texts are always marked
+    if min(len(a), len(b)) > 6 and common < _COMMON * min(len(left), len(right)):
         return [(left, False)], [(right, False)]  # if everything differs, marks show nothing
     out_a: list[tuple[str, bool]] = []
     out_b: list[tuple[str, bool]] = []

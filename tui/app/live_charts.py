@@ -90,8 +90,6 @@ KL = (metric.KL_MEAN, metric.KL_TARGET)
 KL_HEADING = "KL, nats per token"
 X_AXES = ("step", "time", "tokens")
 XAxis = Literal["step", "time", "tokens"]
-LEAST_WINDOW = 4.0
-"""The smallest window, in steps."""
 
 _LABELS = {
     metric.REWARD_MEAN: "reward",
@@ -173,13 +171,14 @@ class ChartView:
         return replace(self, chosen=())
 
     def zoomed(self, factor: float, first: float, last: float) -> ChartView:
-        """Scale the window by `factor`. The first zoom keeps the newest step in place, later ones the middle."""
+        """Scale the window by `factor`. The first zoom keeps the newest step in place, later ones the middle. A
+        window has at least four steps."""
         a, b = self.window or (first, last)
         half = (b - a) * factor / 2
         if half * 2 >= last - first:
             return replace(self, window=None)
         middle = min(max((a + b) / 2 if self.window else last - half, first + half), last - half)
-        half = max(half, LEAST_WINDOW / 2)
+        half = max(half, 2.0)
         return replace(self, window=(middle - half, middle + half))
 
     def panned(self, by: int, first: float, last: float) -> ChartView:

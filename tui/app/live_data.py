@@ -100,7 +100,6 @@ POINTS = 400
 """Maximum number of points read per curve: about two per cell of a wide terminal."""
 FOLLOW_SECONDS = 1.0
 """Seconds between two reads of an active run, and so the least time between two redraws."""
-TREND = 40
 PACE_STEPS = 20
 """Steps over which the time of a step is averaged, because any single step may have waited."""
 RATES = (
@@ -207,7 +206,7 @@ def read(reader: RunReader, log_lines: int) -> Reading:
             if name in points:
                 newest = reader.metrics.points(name, after_step=points[name][0] - RATE_WINDOW)
                 latest[name] = finite_mean([value for _, value in newest])
-        trends = {n: reader.metrics.points(n, max_points=TREND) for n in names if n.startswith(_TRENDS)}
+        trends = {n: reader.metrics.points(n, max_points=40) for n in names if n.startswith(_TRENDS)}
         pace = _pace(reader, points)
         reading = replace(reading, names=names, latest=latest, trends=trends, seconds_a_step=pace)
         reading = replace(

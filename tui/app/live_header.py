@@ -22,10 +22,6 @@ class HeaderField(NamedTuple):
 
 _NAME, _PROGRESS = 6, 56
 """Cells for the run's name, and for the progress before the name gets more. At 80 columns an id is whole."""
-_BORDER = 8
-"""Cells that the frame takes on both sides of the header."""
-_QUIET = 60.0
-"""Seconds without a sign of life that the header reports, unless a step takes longer."""
 
 
 def header(palette: Palette, name: str, reading: Reading | None, now: float, width: int) -> tuple[Line, Line]:
@@ -33,7 +29,7 @@ def header(palette: Palette, name: str, reading: Reading | None, now: float, wid
     p = palette
     if reading is None:
         return Line(p).add(name, p.title, most=20), Line(p).add("reading…", p.faint)
-    room = max(8, width - _BORDER)
+    room = max(8, width - 8)  # the frame takes four cells on both sides
     right = fit(p, _where(p, reading, now, width), room - min(len(name), max(_NAME, room - _PROGRESS)))
     info = reading.info
     left = Line(p).add(name, p.title, most=max(1, min(24, room - right.width)))
@@ -114,6 +110,6 @@ def _inside(p: Palette, reading: Reading, now: float) -> list[HeaderField]:
     last_report = info.heard if reading.live is None else max(info.heard or 0.0, reading.live.time)
     if last_report is not None:
         silent = max(0.0, now - last_report)
-        tone = p.warn if silent > max(_QUIET, 3 * (reading.seconds_a_step or 0.0)) else p.faint
+        tone = p.warn if silent > max(60.0, 3 * (reading.seconds_a_step or 0.0)) else p.faint
         parts.append(HeaderField(3, Line(p).add(f"{ago(silent)} ago", tone)))
     return parts

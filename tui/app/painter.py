@@ -21,10 +21,6 @@ from textual.strip import Strip
 
 _SHIFT = 21
 """A cell is one integer: the code point of the character in the low 21 bits, the number of its pen above them."""
-_BRIDGE = 3
-"""Maximum number of equal cells between two runs that are sent again, because moving the cursor costs more bytes."""
-_KEPT_STYLES = 8192
-"""Styles whose pens are kept. Pictures in half blocks keep bringing new ones."""
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _UNSEEN_ON_BLANKS = frozenset("123")
 """Bold, dim and italic, which do not change the look of a blank."""
@@ -71,7 +67,7 @@ class Painter:
     def paint(self, pieces: Iterable[Piece], size: tuple[int, int], cursor: tuple[int, int]) -> str:
         """Return the output for new pieces of a screen of `size` (columns, lines). It leaves the cursor at `cursor`.
         Raises: Unpaintable: A piece cannot be compared. Call `forget` after sending it by other means."""
-        if len(self._styles) > _KEPT_STYLES:
+        if len(self._styles) > 8192:  # pictures in half blocks keep bringing new ones
             self._pens.clear()
             self._numbers.clear()
             self._styles.clear()
@@ -209,7 +205,7 @@ def _runs(before: list[int], after: list[int]) -> Iterator[tuple[int, int]]:
         if old != new:
             if start < 0:
                 start = index
-            elif index - end > _BRIDGE:
+            elif index - end > 3:  # moving the cursor over fewer equal cells costs more bytes than they do
                 yield start, end
                 start = index
             end = index + 1

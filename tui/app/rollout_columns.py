@@ -13,9 +13,6 @@ from ..format import fitted, is_cut_short, mark, version_text, whole
 from .theme import Palette
 from .widgets.table import TableColumn
 
-_LEAST_SHARED = 12
-"""The shortest common beginning of prompts, in characters, that is left out."""
-
 
 def route(actions: Sequence[str]) -> str:
     """Join the actions in order, with repeats counted: `SEGMENT ▸ GET ×3 ▸ ANSWER`."""
@@ -34,7 +31,7 @@ def shared_beginning(prompts: Iterable[str]) -> int:
     first, last = min(different), max(different)  # of all pairs, these two share the shortest beginning
     shared = first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
     cut = max(shared.rfind(" "), shared.rfind("\n")) + 1
-    return cut if cut >= _LEAST_SHARED else 0
+    return cut if cut >= 12 else 0
 
 
 def telling(prompt: str, shared: int) -> str:

@@ -25,8 +25,6 @@ from .destinations import Destination, Live, Runs
 from .inside_textual import OwnOutputApp
 from .theme import Palette
 
-_MOST_RUNS = 50
-
 
 class Memory:
     """A dictionary stored on disk."""
@@ -53,7 +51,7 @@ class Memory:
             runs = self.values["runs"] = {}
         kept = runs.pop(run_id, {})
         runs[run_id] = kept if isinstance(kept, dict) else {}
-        while len(runs) > _MOST_RUNS:
+        while len(runs) > 50:
             del runs[next(iter(runs))]
         return runs[run_id]
 

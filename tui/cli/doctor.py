@@ -23,8 +23,6 @@ from .common import ExitCode, Home, SetOption, ask, say
 GIB = 1024**3
 TRAIN = "train"
 """The extra that brings the trainer."""
-LOW_DISK_GIB = 2
-DEVICE_TIMEOUT_S = 120
 
 
 def doctor(
@@ -189,7 +187,7 @@ def devices() -> Iterator[Fact]:
         return
     try:
         answer = subprocess.run(
-            [sys.executable, "-P", "-c", _DEVICES], capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=True
+            [sys.executable, "-P", "-c", _DEVICES], capture_output=True, text=True, timeout=120, check=True
         )
         found = json.loads(answer.stdout.strip().splitlines()[-1])
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
@@ -223,7 +221,7 @@ def disk(home: Path) -> Fact:
     if kind := network_file_system(existing):
         advice = "while a run is active, open it on the machine that trains, or set GRPO_TUI_HOME to a local folder"
         return Fact("note", f"runs in {home} are on a network file system ({kind})", advice)
-    if free < LOW_DISK_GIB:
+    if free < 2:
         return Fact("note", f"only {free:.1f} GiB free for runs in {home}", "free some space, or set GRPO_TUI_HOME")
     return Fact("good", f"runs in {home}, {free:.0f} GiB free")
 

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from ...engine.evaluation.subjects import Subject
 
 
-SHOWN_FLIPS = 10
-"""Flipped tasks that the table names."""
-
-
 def evaluate(
     subjects: Annotated[list[str], typer.Argument(metavar="SUBJECT…", help="Policies. The first is the baseline.")],
     model: Annotated[str | None, typer.Option(help="Name of the model, for an endpoint given as a URL.")] = None,
@@ -246,7 +242,7 @@ def _show(results: list[Evaluation], compared: list[Comparison]) -> None:
         console.print()
         for line in difference(c):
             console.print(Text(line))
-        for n in [*c.gained, *c.lost][:SHOWN_FLIPS]:
+        for n in [*c.gained, *c.lost][:10]:
             (a, i), (b, j) = c.shown(n)
             places = f"{a.path.name} --at {i} · {b.path.name} --at {j}"
             prompt = literal(" ".join(a.tasks[n].prompt.split())[-50:])

@@ -31,8 +31,6 @@ from ..text import literal
 from .common import ExitCode, say, warn
 
 POLL_S = 0.25
-LINE_EVERY_S = 1.0
-"""At most one progress line in this time. The last step is always printed."""
 PHASE_EVERY_S = 10.0
 """Inside a step, at most one line about the phase in this time."""
 
@@ -254,7 +252,7 @@ class _Progress:
             if event.step >= self.step:
                 self._print_step()  # what happened after the step is told after it
             self._tell(event)
-        if last or time.monotonic() - self.printed_at >= LINE_EVERY_S:
+        if last or time.monotonic() - self.printed_at >= 1.0:  # at most one line a second
             self._print_step()
 
     def _print_step(self) -> None:

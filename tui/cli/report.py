@@ -38,7 +38,6 @@ BYTES = 16 << 20
 TEXT = 8000
 """Characters of one text."""
 _POINTS = 300
-_CURVES = 60
 _BLOCK = 8
 """Rollouts that are taken together, so that groups stay whole."""
 
@@ -184,7 +183,7 @@ def curves(readers: Sequence[RunReader]) -> dict[str, list[list[tuple[int, float
     names = [name for name in readers[0].metrics.names() if all(name in r.metrics.names() for r in readers[1:])]
     found = {name: [r.metrics.points(name, max_points=_POINTS) for r in readers] for name in sorted(names)}
     drawn = {literal(k): v for k, v in found.items() if any(sum(math.isfinite(y) for _, y in one) > 1 for one in v)}
-    return dict(list(drawn.items())[:_CURVES])
+    return dict(list(drawn.items())[:60])
 
 
 def _selected(reader: RunReader, run: int, query: Query, count: int, size: int) -> tuple[list[bytes], Count]:

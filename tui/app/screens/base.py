@@ -31,11 +31,6 @@ PATIENCE_S = 0.1
 """Seconds until the screen shows that a read is in progress."""
 ALWAYS = ("?", "esc", "q")
 """Keys shown at every width, without labels on narrow screens."""
-GROW_SECONDS = 2.0
-READ_A_SECOND = 15
-"""Characters of a message that people read per second."""
-MESSAGES = 2
-"""Maximum number of messages on a screen at once."""
 
 
 class AppScreen(Screen[Any]):
@@ -161,12 +156,12 @@ class AppScreen(Screen[Any]):
         self.shell.go_back()
 
     def say(self, message: str, severity: str = "information") -> None:
-        if self._messages_shown >= MESSAGES:
+        if self._messages_shown >= 2:  # more would cover the screen
             self.app.clear_notifications()
             self._messages_shown = 0
         self._messages_shown += 1
         text = one_line(message, 600)
-        timeout = max(4.0, len(text) / READ_A_SECOND)
+        timeout = max(4.0, len(text) / 15)  # people read 15 characters a second
         self.app.notify(text, severity=severity, timeout=timeout, markup=False)  # type: ignore[arg-type]
 
     def export(self, write: Callable[[], Path]) -> None:
@@ -227,7 +222,7 @@ class GrowingScreen(AppScreen):
     _recorded: int | None = None
 
     def on_mount(self) -> None:
-        self.set_interval(GROW_SECONDS, self._grow)
+        self.set_interval(2.0, self._grow)
 
     async def _grow(self) -> None:
         if self.app.screen is self:

@@ -18,7 +18,6 @@ from ..widgets.line import Line, wrapped
 from ..widgets.pane import Pane
 
 Answer = TypeVar("Answer")
-_MOST_ROWS = 26
 
 
 class Modal(ModalScreen[Answer]):
@@ -208,7 +207,7 @@ class MetricPicker(Modal[tuple[str, ...] | None]):
         return lines
 
     def rows(self, width: int) -> int:
-        return min(len(self.names) + 2, _MOST_ROWS)
+        return min(len(self.names) + 2, 26)
 
     def hints(self, width: int) -> Line:
         p = self.palette

@@ -27,8 +27,6 @@ from .base import PagedScreen
 
 _FIELD = 6_000
 """Maximum number of characters of a field that are shown."""
-_ONE_SIDE = 240
-"""Maximum number of characters shown of a thought or result that only one side has."""
 
 
 class DiffPane(FlowPane):
@@ -175,7 +173,7 @@ class DiffPane(FlowPane):
             lines.append(
                 Line(p).add(f" ≠ {name}: only on the {'left' if left else 'right'}", p.faint, cells=self._width)
             )
-            limit = _ONE_SIDE
+            limit = 240  # of a text without counterpart
         cuts = [
             text if len(text) <= limit else text[:limit].rpartition(" ")[0] or text[:limit] for text in (left, right)
         ]
@@ -204,7 +202,7 @@ def _sums(record: TrajectoryRecord) -> dict[str, float]:
 
 def _wrapped(palette: Palette, words: Pieces, width: int, style: Style) -> list[Line]:
     """Wrap a line word by word. Words that only one side has are marked."""
-    lines: list[Line] = [Line(palette)]
+    lines, marked = [Line(palette)], style + Style(bold=True, underline=True)
     for word, changed in words:
         for piece in wrap(word, width, len(word)):
             size = cells_of(piece)
@@ -212,11 +210,8 @@ def _wrapped(palette: Palette, words: Pieces, width: int, style: Style) -> list[
                 lines.append(Line(palette))
             elif lines[-1].width:
                 lines[-1].gap()
-            lines[-1].add(piece, style + _CHANGED if changed else style)
+            lines[-1].add(piece, marked if changed else style)
     return lines
-
-
-_CHANGED = Style(bold=True, underline=True)
 
 
 def candidates(reader: RunReader, n: int, same_prompt: bool) -> tuple[Sequence[TrajectoryRow], int]:

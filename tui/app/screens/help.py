@@ -18,9 +18,6 @@ FILTER_HELP = (
     ("(env:visual or split:eval) and advantage<0", "parentheses, or, not"),
 )
 
-_NARROW = 36
-"""Width in cells below which the meaning goes under its key."""
-
 
 class HelpPane(Pane):
     """Keys and their effects in two columns."""
@@ -63,7 +60,7 @@ class HelpPane(Pane):
 
     def _side_by_side(self, short: str, style: Style, long: str, long_style: Style, width: int) -> list[Line]:
         p = self.palette
-        if width < _NARROW:
+        if width < 36:  # the meaning goes under its key
             return [Line(p).gap(2).add(short, style), *wrapped(p, long, width, long_style, after=Line(p).gap(4))]
         return wrapped(p, long, width - 2, long_style, after=Line(p).gap(2).add(short, style, cells=12))
 

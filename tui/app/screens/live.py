@@ -123,8 +123,6 @@ class RequestKeys(FollowsRun):
 _PAUSE_HINTS: dict[State, str] = {
     "running": "pause", "pausing": "don't pause", "paused": "resume", "resuming": "stay paused",
 }  # fmt: skip
-_LOG_END = 2_000_000
-"""Maximum number of bytes of a log that go to the pager."""
 
 
 class LiveScreen(ChartKeys, RequestKeys):
@@ -303,7 +301,7 @@ class LiveScreen(ChartKeys, RequestKeys):
             return
         try:
             with newest.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END))
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 2_000_000))
                 text = file.read().decode("utf-8", "backslashreplace")
         except OSError as error:
             self.say(f"The log cannot be read: {error.strerror}.", "error")

@@ -47,9 +47,6 @@ CURVES = (
     (metric.ONLINE_SUCCESS, "success"),
 )
 RELOAD_SECONDS = 2.0
-SHOWN_TOGETHER = 16
-"""Runs whose records are read between two updates of the list."""
-FIRST_HINT = "enter opens a run · space marks two to compare · ? shows all keys"
 
 
 class RunsScreen(TableScreen):
@@ -105,7 +102,7 @@ class RunsScreen(TableScreen):
         if self.marks:
             right.extend(marked)
         elif not self.shell.memory.get("seen_hint", False) and self.rows and width >= 100:
-            right.add(FIRST_HINT + "  ", p.accent)
+            right.add("enter opens a run · space marks two to compare · ? shows all keys  ", p.accent)
         if running:
             right.add(f"● {running} running  ", p.good)
         dumps = sum(row.dump for row in self.rows)
@@ -167,7 +164,7 @@ class RunsScreen(TableScreen):
             now = self.all.get(row.info.path)
             if now is not None:
                 self.all[row.info.path] = replace(found, info=now.info, known=_same_moment(now, row))
-            if number % SHOWN_TOGETHER == 0 or number == len(unknown):
+            if number % 16 == 0 or number == len(unknown):  # an update for each record would cost more
                 self._arrange()
 
     def _arrange(self) -> None:

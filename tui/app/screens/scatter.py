@@ -27,9 +27,7 @@ from .dialogs import MetricPicker
 _MOST = (200, 80)
 """Maximum number of columns and rows of cells."""
 _SIGNS = "·•●▒▓█"
-"""Signs of cells: the first for one rollout, the others for more and more."""
-_FILLS = 3
-"""Index of the first sign that fills a cell wider than a character."""
+"""Signs of cells: the first for one rollout, the others for more and more. From ▒ on they fill wide cells."""
 MARGIN = 12
 """Maximum width of the labels and the border left of the plot, in cells."""
 
@@ -100,7 +98,7 @@ class ScatterChart(Chart):
             n = cloud.cells.get((column, row[0]), (0, 0))[0]
             level = 0 if n <= 1 else 1 + int(4.999 * math.log(n) / math.log(largest))
             centre = middle and row[1]
-            if n and (centre or level >= _FILLS):
+            if n and (centre or level >= 3):
                 selected = centre and (column, row[0]) == self.cursor
                 style = p.found if selected else p.series[0]
                 line.to(begin + index).add("◆" if selected else _SIGNS[level], style, click=("point", (column, row[0])))

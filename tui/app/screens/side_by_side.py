@@ -27,8 +27,6 @@ from .base import PagedScreen
 
 MOST = 8
 """Maximum number of columns."""
-_LEAST = 28
-"""Minimum width of a column, in cells."""
 _LINES = {"thought": 3, "call": 5, "answered": 5, "reward": 2}
 """Lines of a text that are shown. Whole texts get ten times as many."""
 _CHARACTERS = 20_000
@@ -37,8 +35,8 @@ HEAD = 3
 
 
 def fitting(width: int) -> int:
-    """Return how many columns fit into a frame of this width."""
-    return max(1, min(MOST, (width - 4) // _LEAST))
+    """Return how many columns of 28 cells fit into a frame of this width."""
+    return max(1, min(MOST, (width - 4) // 28))
 
 
 class ColumnsPane(FlowPane):

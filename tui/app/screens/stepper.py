@@ -25,8 +25,6 @@ from ..widgets.token_view import TokenView
 from .outline_keys import OutlineKeys, RolloutKeys
 from .reading_screen import ReadingScreen, is_wide
 
-_THREE = 144
-"""Minimum width of a screen, in columns, for a separate column of step rewards."""
 _TEXT = 72
 """Minimum width of the text with both borders, in columns."""
 _IMAGE_ROOM = 16
@@ -68,7 +66,7 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         if is_wide(width, height):
             record = self.cursor.record
             step_rewards = record is not None and has_step_rewards(record)
-            three = step_rewards and width >= _THREE
+            three = step_rewards and width >= 144  # rewards get a column
             usual = 34 if three else min(46, max(38 if step_rewards else 32, width * 3 // 10))
             reward = min(56, max(40, width // 4)) if three else 0
             wider = self.shell.memory.get("stepper side", 0)

@@ -146,9 +146,6 @@ def _style(p: Palette, name: str) -> Style:
     return p.series[_NAMES.index(name) % len(p.series)]
 
 
-NO_SPANS = "This step has no start times. Its phases are drawn one after another."
-
-
 class Phases(Pane):
     """One line per phase of a step, placed where it begins, then one per server. Without begin times, phases follow
     each other."""
@@ -183,7 +180,8 @@ class Phases(Pane):
             for name, seconds in shown.later.items():
                 start = shown.seconds if name.startswith("evaluation") else 0.0
                 lines.append(self._lane(name, [(min(start, shown.scale), start + seconds)], room, p.muted, "░"))
-            lines.append(Line(p).add(NO_SPANS, p.muted, cells=width))
+            missing = "This step has no start times. Its phases are drawn one after another."
+            lines.append(Line(p).add(missing, p.muted, cells=width))
         tokens = sum(server.tokens for server in self.servers)
         for server in self.servers:
             counts = f" {count(server.tokens, 'token')} in {count(server.turns, 'turn')}"

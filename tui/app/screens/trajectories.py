@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 VALUES = {"reward": "rewards", "tokens": "tokens", "turns": "turns"}
 """Columns that the histogram can show, with their display names."""
-_BINS = 24
 
 
 class HistogramKeys(QueryList):
@@ -69,7 +68,7 @@ class HistogramKeys(QueryList):
         shown, bins = column, []
         try:
             for shown in dict.fromkeys([column, *VALUES]):
-                bins = await self.reads.later(lambda r, c=shown: r.rollouts.histogram(base, column=c, bins=_BINS))
+                bins = await self.reads.later(lambda r, c=shown: r.rollouts.histogram(base, column=c, bins=24))
                 if bins:
                     break
         except RecordError:

@@ -108,10 +108,6 @@ class Braille:
             line.add(text, style)
 
 
-_PANEL = 5
-"""Minimum height of each of several panels, including its axis."""
-
-
 class Chart(Pane):
     """Curves over the step (or `x_name`), on one scale or in one panel per scale."""
 
@@ -149,7 +145,7 @@ class Chart(Pane):
             return [*lines, *blank, Line(p).add(note, p.faint, cells=width, align="^")]
         orders = {id(s): order for order, s in drawn}
         groups = by_scale([s for _, s in drawn]) if self.panels else [[s for _, s in drawn]]
-        while len(groups) > 1 and rows // len(groups) < _PANEL:
+        while len(groups) > 1 and rows // len(groups) < 5:  # with its axis
             groups = [*groups[:-2], [*groups[-2], *groups[-1]]]
         xs = self.window or (
             min(clamp(s.xs[0]) for _, s in drawn),

@@ -165,7 +165,6 @@ def shades(picture: Image) -> list[list[Segment]]:
 
 Kind = Literal["kitty", "sixel", "blocks"]
 
-_KITTY_PROGRAMS = ("ghostty",)
 _SIXEL_PROGRAMS = ("WezTerm", "iTerm.app", "mintty", "contour", "BlackBox")
 _SIXEL_TERMS = ("foot", "mlterm", "contour", "yaft", "xterm-sixel")
 
@@ -178,7 +177,7 @@ def kind(environment: Mapping[str, str] = os.environ) -> Kind:
     if environment.get("NO_COLOR") or environment.get("TMUX") or environment.get("STY"):
         return "blocks"  # multiplexers drop or misplace graphics
     term, program = environment.get("TERM", ""), environment.get("TERM_PROGRAM", "")
-    if environment.get("KITTY_WINDOW_ID") or term in ("xterm-kitty", "xterm-ghostty") or program in _KITTY_PROGRAMS:
+    if environment.get("KITTY_WINDOW_ID") or term in ("xterm-kitty", "xterm-ghostty") or program == "ghostty":
         return "kitty"
     if program in _SIXEL_PROGRAMS or term.startswith(_SIXEL_TERMS):
         return "sixel"

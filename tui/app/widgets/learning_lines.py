@@ -14,7 +14,6 @@ from ...text import wrap
 from ..theme import Palette
 from .line import Line, wrapped
 
-LABEL = 11
 _SHOWN = 6  # answers of a vote, and neighbours
 
 
@@ -122,7 +121,7 @@ def _heading(p: Palette, text: str, width: int) -> list[Line]:
 def _field(p: Palette, name: str, parts: Sequence[str], style: Style, width: int) -> list[Line]:
     """Return `name` next to its parts, or above them on a narrow screen. Only parts wider than a line break."""
     narrow = width < 30
-    indent = 1 if narrow else max(LABEL, len(name) + 1)
+    indent = 1 if narrow else max(11, len(name) + 1)
     room = max(4, width - indent)
     texts: list[str] = []
     for part in parts:

@@ -21,8 +21,6 @@ from .pane import Pane
 
 _PLACES = 4
 """Maximum number of decimals of a sum."""
-_INEXACT = 1e-5
-"""The largest rounding error of recorded terms against their total."""
 _NUMBERS = 4  # columns: raw, normalised, weight, contribution
 
 
@@ -224,7 +222,7 @@ def adding_up(terms: Sequence[float | None], total: float | None) -> tuple[Seque
     known = [t for t in terms if t is not None]
     if len(known) < len(terms) or total is None or not all(map(math.isfinite, (*known, total))):
         return terms, 2
-    if abs(sum(known) - total) > _INEXACT * max(1.0, abs(total)):
+    if abs(sum(known) - total) > 1e-5 * max(1.0, abs(total)):  # more than rounding
         return terms, 2  # the total contains something else
     places = 2
     while (missing := _missing(rounded := [round(t, places) for t in known], total, places)) and places < _PLACES:

@@ -16,7 +16,6 @@ from .pane import Pane
 
 PAGE = 128
 """Rows per request."""
-_KEPT_PAGES = 12
 Fetch = Callable[[int, int], Awaitable[Sequence[object] | None]]
 
 
@@ -103,7 +102,7 @@ class Table(Pane):
         page = offset // PAGE
         self._requested.discard(page)
         self._pages[page] = rows
-        while len(self._pages) > _KEPT_PAGES:
+        while len(self._pages) > 12:
             current = (self.top + self.body_height // 2) // PAGE
             del self._pages[max(self._pages, key=lambda p: abs(p - current))]
         self.repaint()

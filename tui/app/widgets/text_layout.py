@@ -117,10 +117,6 @@ class Flow(Sequence[Line]):
         return max(0, min(top, len(self) - height))
 
 
-_SPARE = 2
-"""A text is shown whole if folding would hide no more than this many lines, or half of the lines that stay."""
-
-
 class FlowPane(Pane):
     """A pane of a `Flow`, whose parts are laid out before they come into view."""
 
@@ -193,7 +189,7 @@ class TextLayout:
         text = field.text.replace("\r\n", "\n").strip("\n")
         fold = self.folds.get(field.role, self.folds["text"])
         room = max(1, self.width - self._left(field, text))
-        folds = _rows(text, room) > fold + max(_SPARE, fold // 2)
+        folds = _rows(text, room) > fold + max(2, fold // 2)  # else folding hides too little
         if folds and not self.is_open(key):
             part = FlowPart(partial(self._folded, key, field, text, fold), fold + 2, key)
             part.fold, self.places[key] = key, ([part], (0,))

@@ -27,8 +27,6 @@ the sampler) minus that of the reference. teacher: that of the teacher minus tha
 recorded data are skipped."""
 _APART = (0.01, 0.1, 0.5)
 """Nats from which log-probs differ slightly, clearly and strongly."""
-_ENTROPIES = (0.1, 0.7, 1.5)
-"""Nats: below the first a token is sure, at the second a choice of about two, above the third open."""
 _MARK = Style(reverse=True)
 LIMIT = 200_000
 """Maximum number of tokens shown. A longer trajectory is visibly cut."""
@@ -291,7 +289,7 @@ def _rank(name: str, value: float) -> int:
     if name.endswith("log-prob"):
         probability = math.exp(min(0.0, value)) if math.isfinite(value) else 0.0
         return sum(probability < limit for limit in (0.9, 0.5, 0.1))
-    limits, size = (_ENTROPIES, value) if name == "entropy" else (_APART, abs(value))
+    limits, size = ((0.1, 0.7, 1.5), value) if name == "entropy" else (_APART, abs(value))
     return sum(size >= limit for limit in limits)
 
 
