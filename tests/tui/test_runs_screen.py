@@ -211,13 +211,13 @@ async def test_a_run_whose_name_is_not_text_can_be_copied_and_opened(tmp_path: P
 
 async def test_a_new_run_appears_and_the_cursor_stays_on_its_run(own_runs: Path) -> None:
     async with running(own_runs) as app:
-        here = app.screen.current.info.id
+        here = app.screen.table.current.info.id
         make_run(own_runs, "newer", steps=1, seed=9)
         await app.press("r")
         await app.pilot.pause(0.1)
         await app.press("r")
         assert len(app.screen.rows) == 3
-        assert app.screen.current.info.id == here
+        assert app.screen.table.current.info.id == here
 
 
 async def test_first_hint_goes_away_once_a_run_was_opened(runs: Path, tmp_path: Path) -> None:

@@ -30,10 +30,10 @@ def align(left: Sequence[Step], right: Sequence[Step]) -> list[Pair]:
     2,000 steps by position."""
     if max(len(left), len(right)) > 2_000:
         return list(zip_longest(range(len(left)), range(len(right))))
-    calls = _numbered([*left, *right])
-    keys: list[tuple[Hashable, ...]] = [
-        (step.action or "?", _aim(step), number) for step, number in zip((*left, *right), calls, strict=True)
-    ]
+    keys: list[tuple[Hashable, ...]] = []
+    for step, number in zip((*left, *right), _numbered([*left, *right]), strict=True):
+        aims = (f"{call.head} {call.text[:_ALIKE]}" for call in map(shown, calls_of(step)))
+        keys.append((step.action or "?", " ".join(aims), number))
     return list(_aligned(keys[: len(left)], keys[len(left) :], 0, 0, 3))
 
 
@@ -46,11 +46,6 @@ def _aligned(
             yield from zip_longest(range(i + i1, i + i2), range(j + j1, j + j2))
         else:
             yield from _aligned(a[i1:i2], b[j1:j2], i + i1, j + j1, exact - 1)
-
-
-def _aim(step: Step) -> str:
-    shown_calls = [shown(call) for call in calls_of(step)]
-    return " ".join(f"{call.head} {call.text[:_ALIKE]}" for call in shown_calls)
 
 
 def _numbered(steps: Sequence[Step]) -> list[int]:

@@ -46,7 +46,8 @@ def prompt_fields(trajectory: Trajectory, task: bool = False) -> list[Field]:
 def step_fields(step: Step, root: str = "") -> list[Field]:
     """Return thought, text, calls with results, and errors. Removes `root` from paths."""
     thought, words = said(step)
-    fields = thought_fields(thought)
+    note = f"≈ {len(thought) // 4:,} tokens" if len(thought) >= 80 else ""  # the record counts only whole turns
+    fields = [Field("thought", thought, "muted", role="thought", prose=True, tail=True, note=note)] if thought else []
     calls = calls_of(step)
     if words.strip() and thought != words.strip():
         fields.append(Field("", words, prose=True, role="words"))
@@ -70,12 +71,6 @@ def step_fields(step: Step, root: str = "") -> list[Field]:
     if step.error and not any(error in step.error for error in errors):
         fields.append(Field("✗ error", step.error, "bad", "plain"))
     return fields
-
-
-def thought_fields(thought: str) -> list[Field]:
-    """Return a thought with an estimated number of tokens. The record has no exact count for a part of a turn."""
-    note = f"≈ {len(thought) // 4:,} tokens" if len(thought) >= 80 else ""
-    return [Field("thought", thought, "muted", role="thought", prose=True, tail=True, note=note)] if thought else []
 
 
 def call_fields(call: Call, root: str = "", seconds: float = 0.0, several: bool = False) -> list[Field]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
 
 Span = tuple[int, int]
@@ -86,12 +86,9 @@ def _first(text: str, word: str, start: int) -> Span | None:
 
 def span_before(text: str, words: Sequence[str], end: int) -> Span | None:
     """Return the last match that ends at or before `end`."""
-    found = [span for word in words if (span := next(_backwards(text, _pattern(word, False), end), None))]
-    return max(found, default=None)
-
-
-def _backwards(text: str, pattern: re.Pattern[str], end: int) -> Iterator[Span]:
-    """Yield matches from the end in windows, so that large texts are not read whole."""
-    for stop in range(end, 0, -_WINDOW):
-        window = pattern.finditer(text, max(0, stop - _WINDOW), min(end, stop + _LONGEST))
-        yield from reversed([match.span() for match in window if match.start() < stop])
+    for stop in range(end, 0, -_WINDOW):  # large texts are not read whole
+        first, last = max(0, stop - _WINDOW), min(end, stop + _LONGEST)
+        found = [match.span() for word in words for match in _pattern(word, False).finditer(text, first, last)]
+        if inside := [span for span in found if span[0] < stop]:
+            return max(inside)
+    return None

@@ -91,7 +91,11 @@ def train(
         _shorten(settings)
     _try_code(settings, old)
     if dry_run:
-        raise typer.Exit(_dry_run(settings, old))
+        from .dry_run import dry_run as trial
+
+        if old is not None or settings.mode != "rft":
+            fail("--dry-run needs a new run of mode rft; leave --resume out and use --mode rft", ExitCode.USAGE)
+        raise typer.Exit(trial(settings))
     if old is not None:
         _refuse_or_end(old, settings)
     start = partial(start_run, runs_dir=home, num_processes=num_processes, accelerate_config=accelerate_config)
@@ -144,14 +148,6 @@ def _try_code(settings: RunConfig, old: RunInfo | None) -> None:
     code = settings.environment.reward_funcs or settings.environment.tools
     if code and old is None and settings.mode == "rft" and not missing():
         ask("grpo_tui.engine.training.previews", settings, "code", code=ExitCode.USAGE)
-
-
-def _dry_run(settings: RunConfig, old: RunInfo | None) -> int:
-    from .dry_run import dry_run
-
-    if old is not None or settings.mode != "rft":
-        fail("--dry-run needs a new run of mode rft; leave --resume out and use --mode rft", ExitCode.USAGE)
-    return dry_run(settings)
 
 
 def _shorten(settings: RunConfig) -> None:

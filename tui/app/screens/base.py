@@ -90,11 +90,11 @@ class AppScreen(Screen[Any]):
     def status(self, width: int) -> Line:
         return Line(self.palette)
 
+    async def on_table_selected(self, message: Table.Selected) -> None:
+        await self.run_action("open")
+
     def on_screen_suspend(self) -> None:
         self.app.clear_notifications()
-
-    def come_back_from(self, n: int) -> None:
-        """Handle the return from a screen that showed rollout `n`."""
 
     @property
     def scrolled(self) -> Pane:
@@ -230,15 +230,6 @@ class GrowingScreen(AppScreen):
                 before, self._recorded = self._recorded, await self.reads.later(lambda r: r.rollouts.total())
                 if before is not None and before != self._recorded:
                     self.reread()
-
-
-class TableScreen(AppScreen):
-    """A screen with a `table`, its first pane. A subclass creates it."""
-
-    table: Table
-
-    async def on_table_selected(self, message: Table.Selected) -> None:
-        await self.run_action("open")
 
 
 class PagedScreen(AppScreen):

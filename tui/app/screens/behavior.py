@@ -23,7 +23,7 @@ from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.table import Table, TableColumn
-from .base import GrowingScreen, TableScreen
+from .base import GrowingScreen
 from .chart_keys import WindowKeys
 
 _NAME, _CELLS, _MOST = 24, 9, 14
@@ -60,7 +60,7 @@ def rows_of(found: Sequence[SpanBehavior]) -> list[BehaviorRow]:
     return table
 
 
-class BehaviorScreen(WindowKeys, GrowingScreen, TableScreen):
+class BehaviorScreen(WindowKeys, GrowingScreen):
     """Columns divide the visible steps. The last column is the change from the first of them to the last."""
 
     view = BEHAVIOR

@@ -46,6 +46,7 @@ class FollowsRun(AppScreen):
 
     read: Callable[[RunReader], tuple[Reading, CurvesRead]]
     show: Callable[[Reading, CurvesRead], None]
+    show_problem: Callable[[str], None]
 
     def __init__(self, reads: Reads) -> None:
         super().__init__()
@@ -54,9 +55,6 @@ class FollowsRun(AppScreen):
         self._busy = False
         self._outdated = False
         """Whether the read in progress is outdated, and must be repeated before anything is shown."""
-
-    def show_problem(self, problem: str) -> None:
-        self.say(problem, "error")
 
     def on_mount(self) -> None:
         self.run_worker(self._update(), group="follow")

@@ -283,7 +283,6 @@ class CompareScreen(AppScreen):
 
     def on_table_selected(self, message: Table.Selected) -> None:
         self.activate("flips")
-        self.action_open()
 
     async def _choose(self, metric: str) -> None:
         self.metric = metric

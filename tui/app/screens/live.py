@@ -164,7 +164,6 @@ class LiveScreen(ChartKeys, RequestKeys):
         chart = self.shell.memory.run(self.reads.path.name).get("chart", 0)
         if isinstance(chart, int) and 0 <= chart < max(map(len, CHARTS.values())):
             self.chart_view = replace(self.chart_view, at=chart)
-        super().on_mount()
 
     def show_problem(self, problem: str) -> None:
         self.chart.put("", [], problem)

@@ -16,16 +16,17 @@ from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.table import Table
-from .base import TableScreen
+from .base import AppScreen
 
 FILTER_HINT = "reward<0.2 and penalty:missing_prerequisite and action:TRACK_OBJECT and step>100 · tab completes"
 SEARCH_HINT = "words of prompts, thoughts, actions, observations, answers and penalties · “two words” as a phrase"
 _REMEMBERED = 30
 
 
-class QueryList(TableScreen):
+class QueryList(AppScreen):
     """A table of the rows that match `list_query`. Subclasses read in `restart` and list their orders in `sorts`."""
 
+    table: Table
     sorts: Sequence[str] = ()
     downwards: Sequence[str] = ()
     """Orders that start with the largest value."""

@@ -37,7 +37,7 @@ from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.run_card import RunCard, columns
 from ..widgets.table import Table
-from .base import TableScreen
+from .base import AppScreen
 from .dialogs import confirm
 
 CURVES = (
@@ -49,7 +49,7 @@ CURVES = (
 RELOAD_SECONDS = 2.0
 
 
-class RunsScreen(TableScreen):
+class RunsScreen(AppScreen):
     """The list of runs, and below it a card of the run at the cursor."""
 
     view = RUNS
@@ -68,10 +68,6 @@ class RunsScreen(TableScreen):
         self.chart = Chart("chart")
         self.card = RunCard()
         self.table.marked = lambda row: "●" if row.info.path in self.marks else " "
-
-    @property
-    def current(self) -> RunRow | None:
-        return self.table.current
 
     def panes(self) -> list[Pane]:
         return [self.table, self.chart, self.card]
@@ -205,7 +201,7 @@ class RunsScreen(TableScreen):
         self._show_card()
 
     def _show_card(self) -> None:
-        row = self.current
+        row = self.table.current
         if row is None:
             self.card.put(None, Headline())
             self.chart.put("", [], "nothing recorded yet")
@@ -237,7 +233,7 @@ class RunsScreen(TableScreen):
             self.shell.open(destination_of(Path(row.info.path)))
 
     def action_mark(self) -> None:
-        row = self.current
+        row = self.table.current
         if row is None:
             return
         path = row.info.path
@@ -260,11 +256,11 @@ class RunsScreen(TableScreen):
         self._tick()
 
     def action_copy(self) -> None:
-        if self.current is not None:
-            self.copy(self.current.info.id, self.current.info.id)
+        if self.table.current is not None:
+            self.copy(self.table.current.info.id, self.table.current.info.id)
 
     def action_stop_run(self) -> None:
-        row = self.current
+        row = self.table.current
         if row is None:
             return
         if not row.info.active or row.info.status == "stopping":
@@ -282,7 +278,7 @@ class RunsScreen(TableScreen):
         confirm(self, f"Stop {row.info.id}? It saves a checkpoint first.", "Yes, save and stop", stop)
 
     def action_rename(self) -> Awaitable[None] | None:
-        row = self.current
+        row = self.table.current
         if row is not None:
             return ask(self, f"Name of {row.info.id}", row.info.name, lambda text: self._rename(row, text))
 
@@ -293,7 +289,7 @@ class RunsScreen(TableScreen):
             confirm(self, f"Rename {row.info.id} to {shown}?", "Yes, rename", rename)
 
     def action_delete(self) -> None:
-        row = self.current
+        row = self.table.current
         if row is None:
             return
         if row.info.active:

@@ -29,7 +29,7 @@ from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.table import Table, TableColumn
-from .base import TableScreen
+from .base import AppScreen
 
 Span = tuple[float, float]
 """Begin and end, in seconds."""
@@ -218,7 +218,7 @@ def _eighths(spans: Sequence[Span], room: int, scale: float) -> list[int]:
     ]
 
 
-class TimelineScreen(TableScreen):
+class TimelineScreen(AppScreen):
     """One row per step, newest last. The bars of a page share one scale."""
 
     view = TIMELINE

@@ -25,7 +25,7 @@ from textual.geometry import Region, Size
 
 from ....configs.pictures import open_picture
 from ....engine.runs.remote.address import address_of
-from ....engine.runs.types import Overlay, SeenImage, Trajectory
+from ....engine.runs.types import Overlay, Trajectory
 from .line import Line
 from .pane import Pane
 
@@ -124,14 +124,6 @@ def beside(left: Image, right: Image) -> Image:
     both.paste(left, (0, 0))
     both.paste(right, (left.width + gap, 0))
     return both
-
-
-def seen_at(trajectory: Trajectory, step: int) -> SeenImage | None:
-    """Return the last image shown to a vision policy before a step."""
-    for earlier in reversed(trajectory.steps[:step]):
-        if earlier.seen:
-            return earlier.seen[-1]
-    return trajectory.seen[-1] if trajectory.seen else None
 
 
 def half_blocks(picture: Image) -> list[list[Segment]]:
@@ -253,7 +245,8 @@ class ImagePane(Pane):
             frame = next((view.content for view in shown.display if view.kind == "image"), "")
             source = (overlay.image if overlay else None) or (shown.images[0] if shown.images else frame)
         source = source or (trajectory.images[0] if trajectory.images else "")
-        image = seen_at(trajectory, step)
+        shown_before = [*trajectory.seen, *(image for earlier in trajectory.steps[:step] for image in earlier.seen)]
+        image = shown_before[-1] if shown_before else None  # the last one before the step
         seen = (image.path or "") if image is not None else ""
         if (source, overlay, seen) == (self.source, self.overlay, self.seen):
             return

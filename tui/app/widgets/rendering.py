@@ -49,7 +49,10 @@ class Renderer:
             elif kind == "ansi":
                 lines = self._wrapped(self._ansi(text), width)
             elif self.colors and kind not in ("raw", "plain"):
-                lines = self._wrapped(self._highlighted(text, kind), width)
+                from rich.syntax import Syntax
+
+                syntax = Syntax(text, kind, theme=self._theme, background_color="default")
+                lines = self._wrapped(syntax.highlight(text)[: len(text)], width)
             else:
                 lines = [Line(self.palette, part, style) for part in wrap(text, width, len(text))]
         except Exception:  # a renderer failed on an odd text, but the text itself can always be shown
@@ -82,11 +85,6 @@ class Renderer:
         while kept and not kept[-1].plain.strip():
             kept.pop()
         return [line.cropped(width) for line in kept]
-
-    def _highlighted(self, text: str, kind: str) -> Text:
-        from rich.syntax import Syntax
-
-        return Syntax(text, kind, theme=self._theme, background_color="default").highlight(text)[: len(text)]
 
     def _ansi(self, text: str) -> Text:
         shown = Text.from_ansi(text)
