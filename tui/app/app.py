@@ -104,7 +104,7 @@ class GrpoApp(Shell):
         view = getattr(screen, "view", "")
         for row in sorted(helps(view), key=lambda row: len(row.screens)):
             title, _, more = row.help.partition(", ")
-            if row.label and not title.casefold().startswith(row.label.casefold()):
+            if row.label and not row.together and not title.casefold().startswith(row.label.casefold()):
                 title, more = row.label, row.help
             title = title[:1].upper() + title[1:]
             yield SystemCommand(f"{title}  ({row.shown})", more, _runner(self, screen, row.action))

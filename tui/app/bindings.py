@@ -36,7 +36,8 @@ PANES = (LIVE, STEP, PLAY, COMPARE)
 
 @dataclass(frozen=True)
 class Key:
-    """One row of the table. Hints with a low `hint` come first; 0 means no hint."""
+    """One row of the table. Hints with a low `hint` come first; 0 means no hint. `together`: the keys of a hint for
+    several rows."""
 
     screens: tuple[str, ...]
     keys: str
@@ -45,6 +46,7 @@ class Key:
     label: str
     help: str
     hint: int = 0
+    together: str = ""
 
 
 TABLE: tuple[Key, ...] = (
@@ -84,8 +86,8 @@ TABLE: tuple[Key, ...] = (
     Key((LIST,), "b", "b", "histogram", "histogram", "Show or hide the histogram"),
     Key((LIST,), "m", "m", "next_value", "value", "Switch the histogram: rewards, tokens or turns"),
     Key((LIST,), "left_square_bracket", "[", "bar(-1)", "", "Show only rollouts of the previous bar"),
-    Key((LIST,), "right_square_bracket", "]", "bar(1)", "", "Show only rollouts of the next bar; after the last, all"),
-    Key((LIST,), "left_square_bracket,right_square_bracket", "[/]", "bar(1)", "bar", "", 9),
+    Key((LIST,), "right_square_bracket", "]", "bar(1)", "bar",
+        "Show only rollouts of the next bar; after the last, all", 9, "[/]"),
     Key((LIST,), "r", "r", "reverse", "reverse", "Reverse the order"),
     Key((LIST, GROUPS), "c", "c", "clear", "clear", "Clear filter and search", 7),
     Key((LIST,), "F", "F", "follow", "follow", "Follow the newest rollout of an active run"),
@@ -98,11 +100,9 @@ TABLE: tuple[Key, ...] = (
     Key((LIST, GROUPS, STEP), "a", "a", "side_by_side", "side by side", "Show all rollouts of the group in columns", 8),
     Key((BESIDE,), "enter", "enter", "open", "open", "Step through the rollout of the selected column", 1),
     Key((BESIDE,), "h,left", "h ←", "column(-1)", "", "Select the column to the left"),
-    Key((BESIDE,), "l,right", "l →", "column(1)", "", "Select the column to the right"),
-    Key((BESIDE,), "h,l", "h/l", "column(1)", "column", "", 2),
+    Key((BESIDE,), "l,right", "l →", "column(1)", "column", "Select the column to the right", 2, "h/l"),
     Key((BESIDE,), "H", "H", "columns(-1)", "", "Show the previous page of columns"),
-    Key((BESIDE,), "L", "L", "columns(1)", "", "Show the next page of columns"),
-    Key((BESIDE,), "H,L", "H/L", "columns(1)", "page", "", 3),
+    Key((BESIDE,), "L", "L", "columns(1)", "page", "Show the next page of columns", 3, "H/L"),
     Key((BESIDE,), "z", "z", "whole_texts", "whole texts", "Show more of each text, or only its beginning", 4),
     # scatter
     Key((LIST, GROUPS), "x", "x", "scatter", "scatter", "Plot two values of the rollouts against each other", 10),
@@ -123,16 +123,13 @@ TABLE: tuple[Key, ...] = (
     Key((GROUPS,), "r", "r", "reverse", "reverse", "Reverse the order", 6),
     # stepper
     Key((STEP,), "h,left", "h ←", "step(-1)", "", "Previous step"),
-    Key((STEP,), "l,right", "l →", "step(1)", "", "Next step"),
-    Key((STEP,), "h,l", "h/l", "step(1)", "step", "", 1),
+    Key((STEP,), "l,right", "l →", "step(1)", "step", "Next step", 1, "h/l"),
     Key((STEP,), "H,p", "H p", "rollout(-1)", "", "Previous trajectory of the list"),
-    Key((STEP,), "L", "L", "rollout(1)", "", "Next trajectory of the list"),
+    Key((STEP,), "L", "L", "rollout(1)", "trajectory", "Next trajectory of the list", 2, "H/L"),
     Key((STEP,), "n", "n", "match(1)", "", "Next match of the search, or next trajectory"),
     Key((STEP,), "N", "N", "match(-1)", "", "Previous match"),
-    Key((STEP,), "H,L", "H/L", "rollout(1)", "trajectory", "", 2),
     Key((STEP,), "left_square_bracket", "[", "sibling(-1)", "", "Previous rollout of the group"),
-    Key((STEP,), "right_square_bracket", "]", "sibling(1)", "", "Next rollout of the group"),
-    Key((STEP,), "left_square_bracket,right_square_bracket", "[/]", "sibling(1)", "group", "", 5),
+    Key((STEP,), "right_square_bracket", "]", "sibling(1)", "group", "Next rollout of the group", 5, "[/]"),
     Key((STEP,), "t", "t", "tokens", "tokens", "Colour tokens by mask, log-prob, advantage, trainer in turn", 3),
     Key((STEP,), "w", "w", "mismatch", "mismatch", "Go to the token with the largest mismatch, then the next", 8),
     Key((STEP,), "d", "d", "diff", "diff", "Compare with another rollout of the group or prompt", 4),
@@ -160,8 +157,8 @@ TABLE: tuple[Key, ...] = (
     Key((STEP,), "ctrl+n", "ctrl+n", "next_penalty", "penalised", "Go to the next penalised step"),
     # play
     Key((PLAY,), "enter,i", "enter", "type", "your turn", "Type the next turn: tool calls or plain text", 1),
-    *(Key((PLAY,), str(n), str(n), f"choose({n})", "", f"Start a call of tool {n}") for n in range(1, 10)),
-    Key((PLAY,), "1", "1-9", "choose(1)", "tool", "", 2),
+    Key((PLAY,), "1", "1", "choose(1)", "tool", "Start a call of tool 1", 2, "1-9"),
+    *(Key((PLAY,), str(n), str(n), f"choose({n})", "", f"Start a call of tool {n}") for n in range(2, 10)),
     Key((PLAY,), "ctrl+r", "ctrl+r", "model", "model", "Let the model continue; press again to edit its turn", 3),
     Key((PLAY,), "n", "n", "another('next')", "next task", "Leave this rollout and play the next task", 4),
     Key((PLAY,), "a", "a", "another('again')", "again", "Leave this rollout and play the task again", 5),
@@ -191,11 +188,9 @@ TABLE: tuple[Key, ...] = (
     Key((RUNS, LIST, GROUPS), "f", "f", "filter", "filter", "Show only rows that match an expression", 3),
     Key((RUNS, LIST, GROUPS), "s", "s", "sort", "sort", "Sort by the next column", 4),
     Key((DIFF,), "h,left", "h ←", "step(-1)", "", "Previous step that differs"),
-    Key((DIFF,), "l,right", "l →", "step(1)", "", "Next step that differs"),
-    Key((DIFF,), "h,l", "h/l", "step(1)", "step", "", 1),
+    Key((DIFF,), "l,right", "l →", "step(1)", "step", "Next step that differs", 1, "h/l"),
     Key((DIFF,), "left_square_bracket", "[", "other(-1)", "", "Compare with the previous candidate"),
-    Key((DIFF,), "right_square_bracket", "]", "other(1)", "", "Compare with the next candidate"),
-    Key((DIFF,), "left_square_bracket,right_square_bracket", "[/]", "other(1)", "other", "", 2),
+    Key((DIFF,), "right_square_bracket", "]", "other(1)", "other", "Compare with the next candidate", 2, "[/]"),
     Key((DIFF,), "p", "p", "pool", "pool", "Choose candidates from this group, or this prompt over the run", 3),
     Key((COMPARE,), "enter", "enter", "open", "side by side", "Open a flipped task's rollouts; from curves, back", 1),
     Key((COMPARE,), "m", "m", "next_chart", "metric", "Overlay the curves of the next metric", 2),
@@ -221,9 +216,9 @@ TABLE: tuple[Key, ...] = (
 def bindings(screen: str) -> list[BindingType]:
     """Return the Textual bindings of one screen."""
     return [
-        Binding(key, row.action, row.help or row.label, show=False)
+        Binding(key, row.action, row.help, show=False)
         for row in TABLE
-        if _is_of(row, screen) and row.help
+        if _is_of(row, screen)
         for key in row.keys.split(",")
     ]
 
@@ -239,7 +234,7 @@ def hints(screen: str) -> list[Key]:
 
 def helps(screen: str) -> list[Key]:
     """Return the rows of the help screen."""
-    return [r for r in TABLE if _is_of(r, screen) and r.help]
+    return [r for r in TABLE if _is_of(r, screen)]
 
 
 def _is_of(row: Key, screen: str) -> bool:

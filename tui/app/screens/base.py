@@ -198,7 +198,9 @@ def _hint_line(p: Palette, labels: Mapping[Key, str], width: int) -> Line:
     room, short = width, False
     for row in sorted(labels, key=lambda r: r.shown not in ALWAYS):  # help, back and quit stay longest
         label = labels[row]
-        item = Line(p).add(row.shown, p.key, click=row.action).add(f" {label}", p.muted, click=row.action)
+        item = (
+            Line(p).add(row.together or row.shown, p.key, click=row.action).add(f" {label}", p.muted, click=row.action)
+        )
         fits = label and item.width + 3 <= room
         if fits:
             items[row] = item.gap(3)
