@@ -33,7 +33,7 @@ from grpo_tui.tui.app.outline import OutlineOf
 from grpo_tui.tui.app.printed import markdown, text_lines
 from grpo_tui.tui.app.rollout_fields import call_fields, end_fields, step_fields
 from grpo_tui.tui.app.theme import THEMES, Palette
-from grpo_tui.tui.app.widgets.line import Line
+from grpo_tui.tui.app.widgets.pane import Line
 from grpo_tui.tui.app.widgets.rendering import Renderer
 from grpo_tui.tui.app.widgets.text_layout import Flow, FlowPart
 from tests.forked import forked_processes

@@ -16,7 +16,7 @@ from grpo_tui.tui.app.destinations import Trajectories
 from grpo_tui.tui.app.rollout_fields import Field
 from grpo_tui.tui.app.text_search import fold, span_after, span_before, spans
 from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES, Palette
-from grpo_tui.tui.app.widgets.line import Line
+from grpo_tui.tui.app.widgets.pane import Line
 from grpo_tui.tui.app.widgets.rendering import Renderer
 from grpo_tui.tui.app.widgets.text_layout import Flow, TextLayout
 

@@ -9,7 +9,7 @@ from ..format import ago, count, duration, number, percent, progress, step_text
 from ..progress_text import inside
 from .live_data import Reading, State
 from .theme import Palette
-from .widgets.line import Line
+from .widgets.pane import Line
 
 
 class HeaderField(NamedTuple):

@@ -13,7 +13,7 @@ from ..text import literal, wrap
 from .kinds import kind_of, prepared
 from .rollout_fields import END, PROMPT, Field, RolloutTexts
 from .theme import THEMES, Palette
-from .widgets.line import Line
+from .widgets.pane import Line
 from .widgets.rendering import Renderer
 from .widgets.reward_arithmetic import RewardLines
 from .widgets.text_layout import Flow, TextLayout

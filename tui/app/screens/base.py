@@ -21,8 +21,7 @@ from ..destinations import Destination, Help, Stepper, typed_destination
 from ..shell import Shell
 from ..theme import Palette
 from ..widgets.frame import Box, Frame
-from ..widgets.line import Line
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.table import Table
 

@@ -19,8 +19,7 @@ from ..data import Reads
 from ..destinations import Trajectories
 from ..live_charts import ChartView
 from ..widgets.frame import Box
-from ..widgets.line import Line
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.table import Table, TableColumn
 from .base import GrowingScreen

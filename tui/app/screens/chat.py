@@ -27,8 +27,7 @@ from ....engine.runs.control.status import look
 from ....engine.runs.errors import RecordError
 from ..bindings import CHAT
 from ..data import Reads
-from ..widgets.line import Line, wrapped
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane, wrapped
 from ..widgets.prompt_bar import ask
 from .base import AppScreen
 

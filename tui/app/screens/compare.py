@@ -25,8 +25,7 @@ from ..live_charts import is_share
 from ..live_data import POINTS
 from ..widgets.chart import MARKS, Chart
 from ..widgets.frame import Box, SplitPart, split
-from ..widgets.line import Line, wrapped
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane, wrapped
 from ..widgets.table import Table, TableColumn
 from .base import AppScreen
 

@@ -14,8 +14,7 @@ from textual.screen import ModalScreen, Screen
 from ....configs.metric_names import meaning
 from ..theme import Palette
 from ..widgets.frame import Box, Frame
-from ..widgets.line import Line, wrapped
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane, wrapped
 
 Answer = TypeVar("Answer")
 

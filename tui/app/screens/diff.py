@@ -20,8 +20,7 @@ from ..comparison import Pair, Pieces, RolloutComparison, rows
 from ..data import Reads
 from ..rollout_fields import COMPARED, field_text
 from ..theme import Palette
-from ..widgets.line import Line, wrapped
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane, wrapped
 from ..widgets.text_layout import Flow, FlowPane, FlowPart
 from .base import PagedScreen
 

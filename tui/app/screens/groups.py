@@ -23,8 +23,7 @@ from ..rollout_columns import route, shared_beginning, telling
 from ..theme import Palette
 from ..widgets.chart import Chart
 from ..widgets.frame import Box
-from ..widgets.line import Line
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane
 from ..widgets.table import PAGE, Table, TableColumn
 from .base import GrowingScreen
 from .query_list import QueryList

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from rich.style import Style
 
 from ..bindings import EVERYWHERE, HELP, SCREEN_TITLES, helps
-from ..widgets.line import Line, wrapped
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane, wrapped
 from .base import AppScreen
 
 FILTER_HELP = (

@@ -34,9 +34,8 @@ from ..live_layout import PANES, LayoutInputs, plan
 from ..widgets.alerts import Alerts
 from ..widgets.frame import Box
 from ..widgets.learning_panels import ActionBars, ComponentTable, PolicyPanel
-from ..widgets.line import Line
 from ..widgets.live_panels import LogPanel, ServingPanel, SnapshotsPanel, SpeedPanel
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.writing_panel import WritingPanel
 from .chart_keys import ChartKeys, CurvesRead, FollowsRun

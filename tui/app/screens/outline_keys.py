@@ -19,7 +19,7 @@ from ..data import Reads
 from ..destinations import Branching, Diff, Groups, SideBySide
 from ..outline import FILTER_HINT, Entry, OutlineOf
 from ..printed import markdown, whole_lines
-from ..widgets.line import Line
+from ..widgets.pane import Line
 from ..widgets.prompt_bar import ask
 from ..widgets.text_layout import Flow, FlowPane, FlowPart
 from .among_rollouts import AmongRollouts

@@ -14,8 +14,7 @@ from ..bindings import PLAY
 from ..destinations import Trajectories
 from ..widgets.frame import Box, SplitPart, split
 from ..widgets.image_view import ImagePane
-from ..widgets.line import Line, wrapped
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane, wrapped
 from ..widgets.prompt_bar import ask
 from ..widgets.reading import ReadingPanel
 from ..widgets.reward_arithmetic import RewardArithmetic

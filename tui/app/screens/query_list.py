@@ -12,8 +12,7 @@ from ....engine.runs.search.views import Count
 from ...format import count
 from ..data import Reads
 from ..destinations import Behavior, Groups, Scatter, SideBySide
-from ..widgets.line import Line
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.table import Table
 from .base import AppScreen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..widgets.line import Line
+from ..widgets.pane import Line
 from ..widgets.reading import ReadingPanel
 from .base import AppScreen
 

@@ -32,8 +32,7 @@ from ..run_list import (
 )
 from ..widgets.chart import Chart
 from ..widgets.frame import Box, SplitPart, split
-from ..widgets.line import Line
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.run_card import RunCard, columns
 from ..widgets.table import Table

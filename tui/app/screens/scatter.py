@@ -18,9 +18,8 @@ from ..data import Reads
 from ..destinations import Stepper, Trajectories
 from ..widgets.chart import Chart
 from ..widgets.frame import Box, SplitPart, split
-from ..widgets.line import Line
 from ..widgets.list_panels import Preview
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane
 from .base import GrowingScreen
 from .dialogs import MetricPicker
 

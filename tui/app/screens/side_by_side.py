@@ -20,8 +20,7 @@ from ..destinations import Stepper
 from ..rollout_columns import route
 from ..rollout_fields import COMPARED, call_text, field_text
 from ..widgets.frame import Box
-from ..widgets.line import Line
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane
 from ..widgets.text_layout import Flow, FlowPane, FlowPart
 from .base import PagedScreen
 

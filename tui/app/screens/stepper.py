@@ -15,9 +15,8 @@ from ..outline import OutlineOf, has_step_rewards
 from ..widgets import token_view
 from ..widgets.frame import Box
 from ..widgets.image_view import ImagePane
-from ..widgets.line import Line
 from ..widgets.list_panels import GroupPanel
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.reading import ReadingPanel
 from ..widgets.reward_arithmetic import RewardArithmetic

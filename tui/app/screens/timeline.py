@@ -26,8 +26,7 @@ from ..destinations import Trajectories
 from ..live_data import FOLLOW_SECONDS
 from ..theme import PATTERNS, Palette
 from ..widgets.frame import Box
-from ..widgets.line import Line
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane
 from ..widgets.table import Table, TableColumn
 from .base import AppScreen
 

@@ -18,9 +18,8 @@ from ..data import Reads
 from ..destinations import Groups, Live, Stepper
 from ..rollout_columns import extras_shown, rollout_columns
 from ..widgets.frame import Box, SplitPart, split
-from ..widgets.line import Line
 from ..widgets.list_panels import HistogramPane, Preview
-from ..widgets.pane import Pane
+from ..widgets.pane import Line, Pane
 from ..widgets.table import PAGE, Table
 from .base import PagedScreen
 from .query_list import QueryList

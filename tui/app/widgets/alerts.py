@@ -9,8 +9,7 @@ from rich.style import Style
 
 from ...text import wrap
 from ..live_data import LiveFinding, Severity, tally
-from .line import Line, wrapped
-from .pane import Pane
+from .pane import Line, Pane, wrapped
 
 _SIGNS: dict[Severity, str] = {"failure": "✗", "warning": "⚠", "asked": "↳", "hint": "·", "good": "✓"}
 _LONGEST = 2000

@@ -11,8 +11,7 @@ from itertools import groupby, pairwise
 from ...format import number
 from ..curves import Series, by_scale, clamp, decades, labels, positive, smooth, ticks
 from ..theme import Palette
-from .line import Line
-from .pane import Pane
+from .pane import Line, Pane
 
 MARKS = "●◆▲■★▼○◇"
 _DOT = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))

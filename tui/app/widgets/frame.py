@@ -18,8 +18,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from ..theme import Palette
-from .line import Line
-from .pane import Pane
+from .pane import Line, Pane
 
 _UP, _RIGHT, _DOWN, _LEFT = 1, 2, 4, 8
 _GLYPHS = {

@@ -26,8 +26,7 @@ from textual.geometry import Region, Size
 from ....configs.pictures import open_picture
 from ....engine.runs.remote.address import address_of
 from ....engine.runs.types import Overlay, Trajectory
-from .line import Line
-from .pane import Pane
+from .pane import Line, Pane
 
 if TYPE_CHECKING:
     from PIL.Image import Image

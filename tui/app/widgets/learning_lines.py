@@ -12,7 +12,7 @@ from ...plain import Whole
 from ...text import width as cells_of
 from ...text import wrap
 from ..theme import Palette
-from .line import Line, wrapped
+from .pane import Line, wrapped
 
 _SHOWN = 6  # answers of a vote, and neighbours
 

@@ -17,8 +17,8 @@ from ...format import MINUS, bar, fitted, fixed, number, percent, trend, whole_p
 from ...text import distinct_names, literal, wrap
 from ...text import width as width_of
 from ..live_data import Kind, Points, Reading
-from .line import Line
 from .live_panels import LivePanel
+from .pane import Line
 
 _ORDER = ("task", "environment", "curiosity", "coherence", "penalty")
 _PLACES = 3

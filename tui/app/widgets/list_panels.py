@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from ....engine.runs.types import TrajectoryRow
 from ....rewards.advantages.base import spread
 from ...format import MINUS, count, fixed, mark, number, whole
-from .line import Line, wrapped
-from .pane import Pane
+from .pane import Line, Pane, wrapped
 
 
 class GroupPanel(Pane):

@@ -13,8 +13,7 @@ from ....engine.runs.types import Event, RunInfo
 from ...format import ago, bar, count, duration, number, percent, trend
 from ...text import width as cells_of
 from ..live_data import Points, Reading
-from .line import Line, wrapped
-from .pane import Pane
+from .pane import Line, Pane, wrapped
 
 PHASES = (*metric.PHASES, "record")
 _LOGGED = re.compile(

@@ -14,7 +14,7 @@ from ...text import literal
 from ..rollout_cursor import Match
 from ..rollout_fields import END, PROMPT, Key, RolloutTexts
 from ..text_search import spans
-from .line import Line, wrapped
+from .pane import Line, wrapped
 from .rendering import Renderer
 from .text_layout import Flow, FlowPane, TextLayout
 

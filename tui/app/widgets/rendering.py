@@ -23,7 +23,7 @@ from rich.theme import Theme
 from ...text import wrap
 from ..kinds import SGR
 from ..theme import Palette
-from .line import Line
+from .pane import Line
 
 if TYPE_CHECKING:
     from rich.markdown import Markdown

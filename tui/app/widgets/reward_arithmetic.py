@@ -16,8 +16,7 @@ from ...text import distinct_names
 from ..outline import has_step_rewards
 from ..theme import Palette
 from .learning_lines import learning_lines
-from .line import Line, wrapped
-from .pane import Pane
+from .pane import Line, Pane, wrapped
 
 _PLACES = 4
 """Maximum number of decimals of a sum."""

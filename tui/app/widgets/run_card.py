@@ -12,8 +12,7 @@ from ....engine.runs.types import RunInfo
 from ...format import ago, duration, fitted, percent, percent_number, step_text, trend, within
 from ..run_list import NOTHING, RunRow
 from ..theme import Palette
-from .line import Line, wrapped
-from .pane import Pane
+from .pane import Line, Pane, wrapped
 from .table import TableColumn
 
 Cell = tuple[str, Style]

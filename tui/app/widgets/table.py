@@ -11,8 +11,7 @@ from rich.style import Style
 from textual.geometry import Region
 from textual.message import Message
 
-from .line import Line
-from .pane import Pane
+from .pane import Line, Pane
 
 PAGE = 128
 """Rows per request."""

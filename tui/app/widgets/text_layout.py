@@ -20,8 +20,7 @@ from ..kinds import CHUNK, LARGE, chunks, kind_of, prepared
 from ..rollout_fields import PROMPT, Field, Key
 from ..text_search import JOINT, spans
 from ..theme import Palette
-from .line import Line
-from .pane import Pane
+from .pane import Line, Pane
 from .rendering import Renderer, marked_lines
 
 Make = Callable[[], "Sequence[Line] | Sequence[FlowPart]"]

@@ -14,7 +14,7 @@ from ....engine.runs.read.bodies import Alphabet, texts_in_order
 from ...format import fixed
 from ...text import literal
 from ..theme import Palette
-from .line import Line, wrapped
+from .pane import Line, wrapped
 from .rendering import broken
 from .text_layout import Flow, FlowPane, FlowPart
 

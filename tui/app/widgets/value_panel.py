@@ -10,8 +10,7 @@ from ....engine.runs.control.status import look
 from ....engine.runs.read.reader import RunReader
 from ....engine.runs.types import RunInfo
 from ...format import fixed
-from .line import Line, wrapped
-from .pane import Pane
+from .pane import Line, Pane, wrapped
 
 _TEXT = 160
 """Maximum number of characters shown of an observation that differs."""

@@ -10,8 +10,8 @@ from ...format import count, mark, number, progress
 from ...progress_text import PHASES, current_batches, phase_left, rollouts_line
 from ...text import wrap
 from ..live_data import Reading
-from .line import Line
 from .live_panels import LivePanel
+from .pane import Line
 
 _TEXTS = 3
 """Long texts that are shown together. If texts are short, more fit."""
