@@ -19,7 +19,6 @@ from ...configs.location import user_folder
 from ...engine.runs.durable import replace_file
 from ...engine.runs.errors import RecordError
 from ..text import line
-from .bindings import RUNS
 from .data import Reads
 from .destinations import Destination, Live, Runs
 from .inside_textual import OwnOutputApp
@@ -115,5 +114,5 @@ class Shell(OwnOutputApp):
             self.pop_screen()
             if n and come_back is not None:
                 come_back(n)
-        elif getattr(self.screen, "view", "") != RUNS:
+        elif getattr(self.screen, "view", "") != "runs":
             self.open(Runs(), replace=True)

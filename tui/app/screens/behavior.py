@@ -14,7 +14,6 @@ from ....engine.runs.read.reader import RunReader
 from ....engine.runs.search.filters import term
 from ....engine.runs.search.query import EVERYTHING, Query
 from ...format import MINUS, count, fitted, percent_number, whole
-from ..bindings import BEHAVIOR
 from ..data import Reads
 from ..destinations import Trajectories
 from ..live_charts import ChartView
@@ -62,7 +61,7 @@ def rows_of(found: Sequence[SpanBehavior]) -> list[BehaviorRow]:
 class BehaviorScreen(WindowKeys, GrowingScreen):
     """Columns divide the visible steps. The last column is the change from the first of them to the last."""
 
-    view = BEHAVIOR
+    view = "behavior"
 
     def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
         super().__init__()

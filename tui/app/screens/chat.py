@@ -25,7 +25,6 @@ from rich.style import Style
 from ....engine.runs.control.requests import request
 from ....engine.runs.control.status import look
 from ....engine.runs.errors import RecordError
-from ..bindings import CHAT
 from ..data import Reads
 from ..widgets.pane import Line, Pane, wrapped
 from ..widgets.prompt_bar import ask
@@ -192,7 +191,7 @@ class ChatScreen(AppScreen):
     """A chat with the policy that a run serves. started: whether the app started the server for it. Then nothing learns
     from feedback, and the server stops with the screen."""
 
-    view = CHAT
+    view = "chat"
 
     def __init__(self, reads: Reads, started: bool = False) -> None:
         super().__init__()

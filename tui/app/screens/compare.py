@@ -18,7 +18,6 @@ from ....engine.runs.paths import CONFIG_FILE, RUN_FILE
 from ....engine.runs.types import RunInfo
 from ...evaluation_text import difference, summary
 from ...format import number
-from ..bindings import COMPARE
 from ..curves import SMOOTHING, Series
 from ..destinations import Diff
 from ..live_charts import is_share
@@ -155,7 +154,7 @@ class EvaluationPane(Pane):
 class CompareScreen(AppScreen):
     """The runs that were marked in the list. `flips`: tasks whose success differs between their evaluations."""
 
-    view = COMPARE
+    view = "compare"
 
     def __init__(self, runs: Sequence[RunInfo]) -> None:
         super().__init__()

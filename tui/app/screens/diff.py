@@ -15,7 +15,6 @@ from ...advantage import equation
 from ...format import count, fixed, mark
 from ...text import width as cells_of
 from ...text import wrap
-from ..bindings import DIFF
 from ..comparison import Pair, Pieces, RolloutComparison, rows
 from ..data import Reads
 from ..rollout_fields import COMPARED, field_text
@@ -231,7 +230,7 @@ class DiffScreen(PagedScreen):
     """`[` and `]` choose the other rollout: of the same group or prompt, or one of `others` in another run. `p`
     switches between the group and the prompt's history."""
 
-    view = DIFF
+    view = "diff"
 
     def __init__(self, reads: Reads, n: int, other: Reads | None = None, others: Sequence[int] = ()) -> None:
         super().__init__()

@@ -15,7 +15,6 @@ from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.search.views import Count
 from ....engine.runs.types import TEXT
 from ...format import bar, fitted, percent, whole
-from ..bindings import GROUPS
 from ..curves import Series
 from ..data import Reads
 from ..destinations import Stepper
@@ -36,7 +35,7 @@ _POINTS = 2000
 class GroupsScreen(GrowingScreen, QueryList):
     """One row per group. Enter opens its rollouts."""
 
-    view = GROUPS
+    view = "groups"
     sorts = GROUP_SORTS
     downwards = ("size", "correct", "reward", "std", "penalties")
 

@@ -24,7 +24,6 @@ from ....engine.runs.search.filters import term
 from ....engine.runs.search.query import Query
 from ...export import open_outside, write
 from ...text import literal
-from ..bindings import LIVE
 from ..data import Reads
 from ..destinations import Behavior, Chatting, Further, Trajectories
 from ..live_charts import CHARTS
@@ -127,7 +126,7 @@ _PAUSE_HINTS: dict[State, str] = {
 class LiveScreen(ChartKeys, RequestKeys):
     """The panels of a run and the targets of their keys and clicks."""
 
-    view = LIVE
+    view = "live"
 
     def __init__(self, reads: Reads) -> None:
         super().__init__(reads)

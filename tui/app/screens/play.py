@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from ....engine.runs.types import ToolSpec
 from ...format import fixed
 from ...plain import Whole
-from ..bindings import PLAY
 from ..destinations import Trajectories
 from ..widgets.frame import Box, SplitPart, split
 from ..widgets.image_view import ImagePane
@@ -61,7 +60,7 @@ class ToolsPanel(Pane):
 class PlayScreen(ReadingScreen):
     """Displays the events of the playing process, and sends it the user's turns."""
 
-    view = PLAY
+    view = "play"
 
     def __init__(self, run: Path, game: Play) -> None:
         super().__init__()

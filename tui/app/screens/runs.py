@@ -15,7 +15,6 @@ from ....engine.launch.stop import delete_run, rename_run
 from ....engine.runs.control.requests import request
 from ....engine.runs.health.headline import Headline
 from ...format import count
-from ..bindings import RUNS
 from ..curves import Series
 from ..destinations import Branching, Compare, Destination, Live, Trajectories
 from ..live_charts import MEASURED_AT_TIMES, is_share
@@ -51,7 +50,7 @@ RELOAD_SECONDS = 2.0
 class RunsScreen(AppScreen):
     """The list of runs, and below it a card of the run at the cursor."""
 
-    view = RUNS
+    view = "runs"
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,7 +12,6 @@ from ....engine.runs.read.reader import RunReader
 from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.search.scatter import Axis, Cloud
 from ...format import count
-from ..bindings import SCATTER
 from ..curves import labels, ticks
 from ..data import Reads
 from ..destinations import Stepper, Trajectories
@@ -122,7 +121,7 @@ def _spread(cells: int, room: int) -> list[tuple[int, bool]]:
 class ScatterScreen(GrowingScreen):
     """Cells are counted on the reading thread, and again after a resize."""
 
-    view = SCATTER
+    view = "scatter"
 
     def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
         super().__init__()

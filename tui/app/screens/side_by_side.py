@@ -14,7 +14,6 @@ from ....engine.runs.read.reader import RunReader
 from ....engine.runs.types import TrajectoryRecord, TrajectoryRow
 from ...format import count, fixed, mark, whole
 from ...text import wrap
-from ..bindings import BESIDE
 from ..data import Reads
 from ..destinations import Stepper
 from ..rollout_columns import route
@@ -165,7 +164,7 @@ _KEPT = 3 * MOST
 class SideBySideScreen(PagedScreen):
     """The group of a rollout. The reading thread reads the texts of the columns on screen."""
 
-    view = BESIDE
+    view = "side by side"
 
     def __init__(self, reads: Reads, n: int) -> None:
         super().__init__()

@@ -9,7 +9,6 @@ from ....engine.runs.read.bodies import Alphabet
 from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.types import TrajectoryRecord
 from ...format import count, fixed
-from ..bindings import STEP
 from ..data import Reads
 from ..outline import OutlineOf, has_step_rewards
 from ..widgets import token_view
@@ -33,7 +32,7 @@ _IMAGE_ROOM = 16
 class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
     """The rollout of a `RolloutCursor` with one body at a time: step, conversation or tokens."""
 
-    view = STEP
+    view = "stepper"
 
     def __init__(
         self, reads: Reads, n: int, query: Query = EVERYTHING, step: int = 0, find: tuple[str, ...] = ()

@@ -20,7 +20,6 @@ from ....engine.runs.errors import RecordError
 from ....engine.runs.read.reader import RunReader
 from ....engine.runs.search.query import Query
 from ...format import EIGHTHS, count, fitted, percent
-from ..bindings import TIMELINE
 from ..data import Reads
 from ..destinations import Trajectories
 from ..live_data import FOLLOW_SECONDS
@@ -220,7 +219,7 @@ def _eighths(spans: Sequence[Span], room: int, scale: float) -> list[int]:
 class TimelineScreen(AppScreen):
     """One row per step, newest last. The bars of a page share one scale."""
 
-    view = TIMELINE
+    view = "timeline"
 
     def __init__(self, reads: Reads) -> None:
         super().__init__()

@@ -13,7 +13,6 @@ from ....engine.runs.search.query import EVERYTHING, Query, needles
 from ....engine.runs.search.views import Count
 from ....engine.runs.types import TrajectoryRow
 from ...text import wrap
-from ..bindings import LIST
 from ..data import Reads
 from ..destinations import Groups, Live, Stepper
 from ..rollout_columns import extras_shown, rollout_columns
@@ -129,7 +128,7 @@ class HistogramKeys(QueryList):
 class TrajectoriesScreen(HistogramKeys, PagedScreen):
     """The list of trajectories through which the stepper moves."""
 
-    view = LIST
+    view = "trajectories"
     sorts = ("n", "reward", "advantage", "turns", "tokens", "penalties", "step")
     downwards = ("advantage", "turns", "tokens", "penalties")
 
