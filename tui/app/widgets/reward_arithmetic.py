@@ -12,7 +12,7 @@ from ....engine.runs.types import Penalty, StepReward, TrajectoryRecord
 from ...advantage import equation, recomputed_text
 from ...format import MINUS, fixed
 from ...plain import Whole
-from ...text import distinct_names
+from ...text import distinct_names, wrap
 from ..outline import has_step_rewards
 from ..theme import Palette
 from .learning_lines import learning_lines
@@ -202,8 +202,9 @@ def penalty_lines(p: Palette, penalty: Penalty, width: int) -> list[Line]:
         ("why", penalty.why, p.muted),
         ("right", penalty.right, p.good),
     ):
-        head = Line(p).gap(2).add(f"{label}:", p.faint, cells=7)
-        lines += wrapped(p, str(text or ""), max(17, width), style, after=head)
+        for index, part in enumerate(wrap(str(text), max(8, width - 9)) if text else ()):
+            line = Line(p).gap(2).add(f"{label}:" if index == 0 else "", p.faint, cells=7)
+            lines.append(line.add(part, style))
     return lines
 
 
