@@ -276,6 +276,4 @@ def is_share(name: str) -> bool:
 
 def label(name: str) -> str:
     """Return the name of a metric in a legend."""
-    if name in _LABELS:
-        return _LABELS[name]
-    return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)
+    return _LABELS.get(name) or next((name.removeprefix(p) for p in _PREFIXES if name.startswith(p)), name)

@@ -7,7 +7,7 @@ colour-blind-safe series are those of Okabe and Ito (2008).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from rich.style import Style
 from textual.theme import Theme
@@ -66,10 +66,14 @@ class Palette:
 
     def __init__(self, colors: Colors) -> None:
         self.colors = colors
-        for f in fields(colors):
-            value = getattr(colors, f.name)
-            if isinstance(value, str) and f.name not in ("background", "panel", "cursor", "band"):
-                setattr(self, f.name, Style(color=value))
+        self.border = Style(color=colors.border)
+        self.faint = Style(color=colors.faint)
+        self.muted = Style(color=colors.muted)
+        self.text = Style(color=colors.text)
+        self.accent = Style(color=colors.accent)
+        self.good = Style(color=colors.good)
+        self.bad = Style(color=colors.bad)
+        self.warn = Style(color=colors.warn)
         self.title = self.strong = Style(color=colors.text, bold=True)
         self.key = Style(color=colors.accent, bold=True)
         self.cursor = Style(bgcolor=colors.cursor, bold=True)
@@ -80,15 +84,6 @@ class Palette:
         self.good_bold = Style(color=colors.good, bold=True)
         self.bad_bold = Style(color=colors.bad, bold=True)
         self.warn_bold = Style(color=colors.warn, bold=True)
-
-    border: Style
-    faint: Style
-    muted: Style
-    text: Style
-    accent: Style
-    good: Style
-    bad: Style
-    warn: Style
 
     def status(self, status: str) -> tuple[str, Style]:
         return {
