@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import subprocess
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult, SuspendNotSupported
 from textual.screen import Screen
 
 from ....engine.runs.errors import RecordError
 from ....engine.runs.search.query import EVERYTHING
+from ...text import file_name, literal
 from ...text import line as one_line
 from ..bindings import SCREEN_TITLES, Key, bindings, hints
 from ..data import Reads
@@ -163,12 +168,12 @@ class AppScreen(Screen[Any]):
         timeout = max(4.0, len(text) / 15)  # people read 15 characters a second
         self.app.notify(text, severity=severity, timeout=timeout, markup=False)  # type: ignore[arg-type]
 
-    def export(self, write: Callable[[], Path]) -> None:
-        """Write a file off the screen's thread and report its path or the error."""
+    def export(self, run: Path, name: str, text: Callable[[], str]) -> None:
+        """Write a text to a file off the screen's thread, and report its path or the error."""
 
         async def written() -> None:
             try:
-                self.say(f"Written: {await asyncio.to_thread(write)}")
+                self.say(f"Written: {await asyncio.to_thread(lambda: write(run, name, text()))}")
             except OSError as error:
                 self.say(str(error), "error")
 
@@ -253,12 +258,51 @@ class PagedScreen(AppScreen):
             timer.stop()
 
     def action_pager(self, variable: str = "PAGER") -> None:
-        from ...export import open_outside  # imported here to keep the first paint fast
-
         open_outside(self.app, self.shown_text(), variable, self.shown_name())
 
     def action_export(self) -> None:
-        from ...export import write
-
         name, text = f"{Path(self.shown_name()).stem}-{time.strftime('%Y%m%d-%H%M%S')}.txt", self.shown_text()
-        self.export(lambda: write(self.reads.path, name, text))
+        self.export(self.reads.path, name, lambda: text)
+
+
+def write(run: Path, name: str, text: str) -> Path:
+    """Write to `exports/` in the run's folder, or else to the current folder. Raises OSError if both fail."""
+    safe = file_name(name).lstrip(".")
+    exports, here = run / "exports", Path.cwd()
+    for folder in (exports, here):
+        try:
+            folder.mkdir(exist_ok=True)
+            file = folder / safe
+            file.write_text(text, encoding="utf-8", errors="backslashreplace")
+            return file
+        except OSError:
+            continue
+    raise OSError(f"neither {exports} nor {here} can be written")
+
+
+def open_outside(app: App[object], text: str, variable: str, name: str) -> None:
+    """Open a text in `$PAGER` or `$EDITOR`. The app waits until the program ends."""
+    import shlex  # imported here to keep the first paint fast
+
+    fallback = ("less", "more") if variable == "PAGER" else ("vi", "nano")
+    try:
+        command = shlex.split(os.environ.get(variable, "")) or [p for p in fallback if shutil.which(p)][:1]
+    except ValueError:  # an unclosed quotation mark
+        command = []
+    if not command or not shutil.which(command[0]):
+        app.notify(f"Set ${variable} to a program that is installed.", severity="warning", markup=False)
+        return
+    # the pager gets literal text, too: control characters become pictures, line breaks stay
+    shown = "\n".join(literal(part.expandtabs(4)) for part in text.split("\n"))
+    try:
+        with tempfile.TemporaryDirectory(prefix="grpo-tui-") as folder:
+            path = Path(folder) / name
+            path.write_text(shown, encoding="utf-8", errors="backslashreplace")
+            with app.suspend():
+                subprocess.run([*command, path], check=False)
+    except SuspendNotSupported:
+        app.notify("The browser cannot open programs. Press e to write a file.", severity="warning", markup=False)
+    except OSError as error:
+        app.notify(f"{command[0]} could not be started: {error}", severity="error", markup=False)
+    finally:
+        app.refresh(layout=True)

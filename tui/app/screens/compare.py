@@ -317,7 +317,5 @@ class CompareScreen(AppScreen):
         self.frame.refresh_lines()
 
     def action_export(self) -> None:
-        from ...export import write
-
         svg = self.app.export_screenshot(title="grpo-tui · compare")
-        self.export(lambda: write(Path(self.runs[0].path), "compare.svg", svg))
+        self.export(Path(self.runs[0].path), "compare.svg", lambda: svg)

@@ -22,7 +22,6 @@ from ....engine.runs.errors import RecordError
 from ....engine.runs.health.checkpoints import checkpoint_folder, policies
 from ....engine.runs.search.filters import term
 from ....engine.runs.search.query import Query
-from ...export import open_outside, write
 from ...text import literal
 from ..data import Reads
 from ..destinations import Behavior, Chatting, Further, Trajectories
@@ -37,6 +36,7 @@ from ..widgets.live_panels import LogPanel, ServingPanel, SnapshotsPanel, SpeedP
 from ..widgets.pane import Line, Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.writing_panel import WritingPanel
+from .base import open_outside
 from .chart_keys import ChartKeys, CurvesRead, FollowsRun
 from .dialogs import confirm
 
@@ -308,7 +308,7 @@ class LiveScreen(ChartKeys, RequestKeys):
     def action_export(self) -> None:
         svg = self.app.export_screenshot(title=literal(f"grpo-tui · {self.reads.path.name}"))
         name = f"dashboard-{time.strftime('%Y%m%d-%H%M%S')}.svg"
-        self.export(lambda: write(self.reads.path, name, svg))
+        self.export(self.reads.path, name, lambda: svg)
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
         what: object = message.what

@@ -12,7 +12,6 @@ from pathlib import Path
 from ....configs.errors import GrpoTuiError
 from ....engine.runs.notes import Note
 from ....engine.runs.search.query import Query
-from ...export import write
 from ...format import count, fixed
 from ...plain import Whole, trajectory_data
 from ..data import Reads
@@ -96,13 +95,13 @@ class RolloutKeys(AmongRollouts):
     def action_export_markdown(self) -> None:
         record, n = self.cursor.record, self.n
         if record is not None:
-            self.export(lambda: write(self.reads.path, f"trajectory-{n}.md", markdown(record)))
+            self.export(self.reads.path, f"trajectory-{n}.md", lambda: markdown(record))
 
     def action_export(self) -> None:
         whole = self.whole()
         if whole is not None:
             name, data = f"trajectory-{whole.n}.json", trajectory_data(whole)
-            self.export(lambda: write(self.reads.path, name, json.dumps(data, indent=1, default=str)))
+            self.export(self.reads.path, name, lambda: json.dumps(data, indent=1, default=str))
 
 
 class OutlinePanel(FlowPane):

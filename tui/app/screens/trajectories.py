@@ -150,25 +150,21 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
         return [self.table, self.histogram, self.preview, *([self.value] if self.value is not None else [])]
 
     def plan(self, width: int, height: int) -> list[Box]:
+        boxes: list[Box] = []
+        top, left = 0, width
         if self.value is not None:
             rows = min(len(self.value.build(width - 4, height)) + 2, height // 2 + 1)
-            below = self._plan(width, height - rows + 1)
-            return [Box("value", 0, 0, width, rows), *(replace(box, y=box.y + rows - 1) for box in below)]
-        return self._plan(width, height)
-
-    def _plan(self, width: int, height: int) -> list[Box]:
-        boxes: list[Box] = []
-        left = width
+            boxes.append(Box("value", 0, 0, width, rows))
+            top = rows - 1
+        room = height - top
         if width >= 140:
             (_, left), (x, w) = split(width, [SplitPart(90, 2.2), SplitPart(40, 1.0, 70)])
-            boxes.append(Box("preview", x, 0, w, height))
-        top = 0
-        if self.histogram_wanted and height >= 18:
-            size = 6 if height < 30 else 8
-            boxes.append(Box("histogram", 0, 0, left, size))
-            top = size - 1
-        boxes.append(Box("table", 0, top, left, height - top))
-        return boxes
+            boxes.append(Box("preview", x, top, w, room))
+        if self.histogram_wanted and room >= 18:
+            size = 6 if room < 30 else 8
+            boxes.append(Box("histogram", 0, top, left, size))
+            top += size - 1
+        return [*boxes, Box("table", 0, top, left, height - top)]
 
     def header(self, width: int) -> tuple[Line, Line]:
         p = self.palette
