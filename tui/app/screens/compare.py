@@ -279,7 +279,7 @@ class CompareScreen(AppScreen):
             others = (j, *(m for m in b.tasks[n].numbers if m != j))
             self.shell.open(Diff(a.path, i, b.path, others))
 
-    def on_table_selected(self, message: Table.Selected) -> None:
+    async def on_table_selected(self, message: Table.Selected) -> None:
         self.activate("flips")
 
     async def _choose(self, metric: str) -> None:
