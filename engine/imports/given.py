@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .formats.tables import GENERIC
+from .formats.tables import COMPLETION_IDS, GENERIC, PROMPT_IDS
 from .messages import completion, conversation
 from .rollout import Message, Rollout, Score
 from .values import Document, number
@@ -22,7 +22,9 @@ _NUMBERS = {
     for key in GENERIC.keys.get(role, ())
 }
 """Keys with numeric values."""
-_KNOWN = {key.partition(".")[0] for keys in GENERIC.keys.values() for key in keys} | set(GENERIC.keys)
+_KNOWN = {key.partition(".")[0] for keys in GENERIC.keys.values() for key in keys} | {
+    *GENERIC.keys, *PROMPT_IDS, *COMPLETION_IDS,
+}  # fmt: skip
 
 
 def step_of(step: Any) -> int:

@@ -33,17 +33,24 @@ def conversation(value: object) -> tuple[Message, ...]:
         return conversation(items) if (items := _messages_in(value)) else flat(text(value) or "", "user")
     if isinstance(value, Mapping):
         value = langchain(value)
-        inner = _inner_list(value)
-        return (message(value),) if inner is None else conversation(inner)
+        if (inner := _inner_list(value)) is not None:
+            return conversation(inner)
+        if value and not value.keys() & _SPOKEN:  # the question itself is an object
+            texts = list(value.values()) if len(value) == 1 else [value]
+            return (Message("user", text(texts[0]) or ""),)
+        return (message(value),)
     found: list[Message] = []
     for item in listed(value):
         if isinstance(item, list):  # LangChain wraps the messages of a call in another list
             found.extend(conversation(item))
         elif isinstance(item, Mapping):
             item = langchain(item)
-            stop = item.get("finish_reason")
-            if isinstance(item.get("message"), Mapping):  # a choice of a completion
-                item = langchain(item["message"])
+            stop = item.get("finish_reason", item.get("finishReason"))
+            said = item.get("message", item.get("content") if "finishReason" in item else None)
+            if isinstance(said, Mapping):  # a choice of a completion, a candidate of Gemini
+                item = langchain(said)
+            elif stop is not None and "text" in item and "role" not in item:  # a choice of the older completions
+                item = {**item, "role": "assistant"}
             if not item.keys() & {"role", "type"} and (inner := _inner_list(item)) is not None:  # an API response
                 found.extend(conversation(inner))
                 continue
@@ -58,9 +65,14 @@ def conversation(value: object) -> tuple[Message, ...]:
 
 
 def _messages_in(value: object) -> list[Any]:
-    """Return the messages in a text that is a list of them, or an empty list, also for another list of objects."""
+    """Return the messages in a text that is JSON with them, or an empty list, also for other JSON."""
     items = listed(value) if isinstance(value, str) and value[:2] in ("[{", "[\n") else []
-    known = (i.keys() & _ENTRY or str(i.get("type")) in _TYPES for i in items if isinstance(i, Mapping))
+    if data := mapping(value) if isinstance(value, str) else {}:
+        items = [data] if data.get("role") in _ROLES and "content" in data else _inner_list(data) or []
+    entries = [i for i in items if isinstance(i, Mapping)]
+    known = (
+        i.keys() & _ENTRY or str(i.get("type")) in _TYPES or isinstance(i.get("message"), Mapping) for i in entries
+    )
     return items if any(known) else []
 
 
@@ -93,6 +105,8 @@ def message(data: Document) -> Message:
         else "",
         error=error_text(error) or errors,
         stop=stop if isinstance(stop, str) else "",
+        reward=number(data.get("reward")),
+        advantage=number(data.get("advantage")),
         display=displays(data["display"]) if "display" in data else (),
     )
     return with_text_calls(result) if result.is_agent and not result.calls else result
@@ -165,6 +179,8 @@ def completion(value: object) -> tuple[Message, ...]:
         result = message(value)
         return (replace(result, role="assistant") if result.role == "user" and "role" not in value else result,)
     parts = listed(value)
+    if parts and all(isinstance(p, int | float) for p in parts):  # the answer itself is a list
+        return (Message("assistant", text(value) or ""),)
     if parts and all(isinstance(p, Mapping) and "role" not in p and p.get("type") in _PARTS for p in parts):
         return (message({"role": "assistant", "content": parts}),)
     return conversation(value)
@@ -214,14 +230,18 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
     return "\n".join(texts), "\n".join(thoughts), tuple(calls), error
 
 
+CHOICES = ("choices", "candidates")
+"""Keys of the answers to one request."""
+
+
 def _inner_list(value: Document) -> list[object] | None:
     """Return the conversation inside an OpenAI API response or request, or None."""
     if isinstance(value.get("body"), Mapping) and "role" not in value:  # a batch response: `{"status_code", "body"}`
         return [value["body"]]
-    for key in ("choices", "output", "messages", "input"):
+    for key in ("choices", "candidates", "output", "messages", "contents", "input"):
         inner = value.get(key)
         if isinstance(inner, list) and "role" not in value:
-            return inner[:1] if key == "choices" else inner
+            return inner[:1] if key in CHOICES else inner
         if key == "input" and isinstance(inner, str) and "role" not in value and "content" not in value:
             return [inner]
     return None
@@ -259,9 +279,11 @@ def _gym_step(item: Document) -> tuple[Message, ...] | None:
     """Read an environment step: observation, action and reward. None for a message."""
     if "action" not in item or any(k in item for k in ("role", "content", "from", "type")):
         return None
-    seen = text(item.get("observation")) or text(item.get("state")) or ""
-    done = Message("assistant", text(item["action"]) or "", reward=number(item.get("reward")))
-    return (Message("user", seen), done) if seen else (done,)
+    seen = Message("user", text(item.get("observation")) or text(item.get("state")) or "")
+    thought = text(item.get("thought")) or ""
+    done = Message("assistant", text(item["action"]) or "", thought, reward=number(item.get("reward")))
+    turns = (done, seen) if thought else (seen, done)  # an agent that thinks sees what its action did
+    return turns if seen.text else (done,)
 
 
 def _tool_results(item: Document) -> tuple[Message, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -11,7 +12,9 @@ from ..runs.durable import try_lock
 from ..runs.paths import RUN_FILE
 from . import cache
 from .background import OpenedDump
+from .containers import container_of, kind_of
 from .copies import local, tidy
+from .dump import files_of
 from .errors import DumpError
 from .index import Indexer
 from .options import Options
@@ -78,4 +81,26 @@ def _nothing_found(dump: Path, summary: dict[str, Any], torn: str | None) -> str
         return f"nothing in {dump} can be opened: the last line of {torn} is not JSON, or is still being written"
     if known := [name for name in summary["formats"] if name != UNKNOWN]:
         return f"{dump} was recognised as {', '.join(known)}, but contains no rollout"
-    return f"nothing in {dump} is a rollout in a known format: see docs/importing.md, or name keys with --map"
+    return _strange(dump)
+
+
+def _strange(dump: Path) -> str:
+    """Return a sentence about a dump in which no document is recognised: the kind of a file, or the first keys."""
+    keys: list[str] = []
+    read = False
+    for path in files_of(dump)[:16]:
+        with suppress(DumpError, OSError):
+            container = container_of(path)
+            found = None if container is None else next(iter(container.open(path)), None)
+            if found is None and (kind := kind_of(path)):
+                return f"nothing in {dump} can be opened: {path.name} is {kind}"
+            read = read or found is not None
+            document = found.document if found is not None else None
+            if isinstance(document, dict) and not keys:
+                document = document["document"] if document.keys() == {"member", "document"} else document
+                keys = [str(key)[:30] for key in list(document)[:8]] if isinstance(document, dict) else []
+    if not read:
+        kinds = "JSON, JSON lines, CSV with a header row, parquet, zip or SQLite"
+        return f"nothing in {dump} is a rollout: it is not {kinds}; write one of them, see docs/importing.md"
+    named = f" (the first keys are {', '.join(keys)})" if keys else ""
+    return f"nothing in {dump} is a rollout in a known format{named}: see docs/importing.md, or name keys with --map"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import DumpError
 from . import csv_rows, json_file, json_lines, packed_lines, parquet, scalar_logs, session, sqlite, zip_file
-from .base import HEAD, Container
+from .base import HEAD, MAX_DOCUMENT, Container
 
 CONTAINERS: tuple[Container, ...] = (
     parquet.Parquet(),
@@ -30,6 +30,25 @@ _OF_CHECKPOINT = ("trainer_state.json", "tokenizer_config.json", "adapter_config
 _TORCH = "a pickle (torch.save or Python's own): opening it would run code, so grpo-tui never does; write JSON lines"
 
 
+_FOREIGN = {
+    b"ARROW1\0\0": "an Arrow file; write parquet (`dataset.to_parquet`) or JSON lines (`dataset.to_json`)",
+    b"\xff\xff\xff\xff": "an Arrow stream; write parquet (`dataset.to_parquet`) or JSON lines (`dataset.to_json`)",
+    b"\x89HDF\r\n": "an HDF5 file; write JSON lines or parquet",
+    b"\x93NUMPY": "a NumPy array; write JSON lines or parquet",
+    b"\x1f\x8b": "not JSON inside gzip; unpack it",
+    b"SQLite format 3\0": "a SQLite database without trackio's tables; write the rows as JSON lines or CSV",
+    b"PK\x03\x04": "a zip without JSON (of a workbook, save the sheet as CSV)",
+}
+
+
+def kind_of(path: Path) -> str:
+    """Return what a file without readable documents is, and what to write instead, by its first bytes. Return an empty
+    string for another file."""
+    with open(path, "rb") as file:
+        head = file.read(16)
+    return next((kind for magic, kind in _FOREIGN.items() if head.startswith(magic)), "")
+
+
 def container_of(path: Path) -> Container | None:
     """Return the container of a file, or None if it holds no documents. Raises DumpError for files that may hold some
     but are never read: pickles outside checkpoints, UTF-16 text, other compressions."""
@@ -46,5 +65,8 @@ def container_of(path: Path) -> Container | None:
     found = next((c for c in CONTAINERS if c.detect(head)), None)
     if isinstance(found, json_lines.JsonLines) and b"\n" not in head:
         with open(path, "rb") as file:
-            return BY_NAME["json"] if json_file.is_long_line(file) or json_file.is_cut(path) else found
+            if json_file.is_long_line(file):
+                return BY_NAME["json"]
+            file.seek(0)
+            return BY_NAME["json"] if json_file.is_cut(file.readline(MAX_DOCUMENT + 1)) else found
     return found

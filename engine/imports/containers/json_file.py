@@ -51,9 +51,7 @@ class JsonFile(Container):
         found = items(partial(_opened, path), after, line)
         if not is_list:
             with suppress(ValueError):  # several documents, or a damaged one
-                document, problem = _load(path)
-                cut = [FoundDocument(1, 0, 1, 2, problem=problem)] if problem else []
-                found = iter([FoundDocument(0, 1, 1, 1, document), *cut][after:])
+                found = iter(found_whole(*_load(path), length=1)[after:])
         yield from found
 
     def read(self, path: Path, offset: int, length: int) -> object:
@@ -82,11 +80,10 @@ def is_long_line(stream: BufferedIOBase) -> bool:
     return length > MAX_DOCUMENT and not stream.read(_BLOCK).strip()
 
 
-def is_cut(path: Path) -> bool:
-    """Return whether a file is a single line with an object that lacks its end, but has items."""
-    with path.open("rb") as file, suppress(ValueError):
-        line = file.readline(MAX_DOCUMENT + 1)
-        return not line.endswith((b"\n", b"}")) and _mended(line) is not None
+def is_cut(text: bytes) -> bool:
+    """Return whether a text is a single line with an object that lacks its end, but has items."""
+    with suppress(ValueError):
+        return b"\n" not in text and not text.endswith(b"}") and _mended(text) is not None
     return False
 
 
@@ -174,13 +171,23 @@ def _load(path: Path) -> tuple[object, str]:
     size = os.stat(path).st_size
     if size > 2 << 30:
         raise DumpError(f"{path}: one JSON document of {size >> 20} MiB cannot be read at once; write JSON lines")
-    data = path.read_bytes()
+    return loaded_or_mended(path.read_bytes())
+
+
+def loaded_or_mended(data: bytes) -> tuple[object, str]:
+    """Return the document of a text, and a sentence if its end is missing. Raises ValueError."""
     try:
         return loads(data), ""
     except ValueError as error:
         with suppress(ValueError):
             return _mended(data), _CUT
         raise error
+
+
+def found_whole(document: object, problem: str, *, length: int) -> list[FoundDocument]:
+    """Return the one document of a file, and the problem with its end if there is one."""
+    cut = [FoundDocument(1, 0, 1, 2, problem=problem)] if problem else []
+    return [FoundDocument(0, length, 1, 1, document), *cut]
 
 
 def _mended(data: bytes) -> object:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from ...runs.zstd import ZstdError, ZstdFile
 from ..errors import DumpError
 from .base import HEAD, MAX_DOCUMENT, TO_ITS_END, Container, FoundDocument, begins_json, cached_by_file, loads, stat_of
-from .json_file import JsonFile, begins_list, is_long_line, items
+from .json_file import JsonFile, begins_list, found_whole, is_cut, is_long_line, items, loaded_or_mended
 from .json_lines import lines
 from .session import SessionFile
 
@@ -60,7 +60,7 @@ class PackedLines(Container):
                 documents = items(lambda at: _UpToDamage(self._at(path, at)), after, line)
                 if not begins_list(head) or SessionFile().detect(head):  # a list of messages is one document
                     with contextlib.suppress(ValueError):  # several documents, or a damaged one
-                        documents = iter([FoundDocument(0, 0, 1, 1, _whole_document(path, self.unpacked))][after:])
+                        documents = iter(found_whole(*_whole_document(path, self.unpacked), length=0)[after:])
             for found in documents:
                 if found.after > MAX_TEXT:
                     raise DumpError(f"it unpacks to more than {MAX_TEXT >> 30} GiB")
@@ -75,15 +75,19 @@ class PackedLines(Container):
             stream = self.unpacked(file)
             while len(head) < HEAD and (part := stream.read1(HEAD - len(head))):
                 head += part
-        is_line = len(head) == HEAD and b"\n" not in head
-        is_document = JsonFile().detect(head) or (is_line and is_long_line(self._at(path, 0)))
-        return head if is_document else b""
+        if JsonFile().detect(head):
+            return head
+        if b"\n" in head:
+            return b""
+        whole = len(head) < HEAD
+        cut = is_cut(head if whole else _UpToDamage(self._at(path, 0)).read(MAX_DOCUMENT + 1))
+        return head if cut or (not whole and is_long_line(self._at(path, 0))) else b""
 
     def read(self, path: Path, offset: int, length: int) -> Any:
         """Return the line or item at a text offset, or the one document if `length` is 0."""
         try:
             if length == 0:
-                return _whole_document(path, self.unpacked)
+                return _whole_document(path, self.unpacked)[0]
             return loads(self._bytes(path, offset, length))
         except (*self.damage, EOFError, ValueError) as error:
             raise DumpError(f"{path}, byte {offset} of its text: {error}") from None
@@ -137,13 +141,13 @@ class _UpToDamage(BufferedIOBase):
 
 
 @cached_by_file(maxsize=1)
-def _whole_document(path: Path, unpacked: Callable[[BinaryIO], BufferedIOBase]) -> object:
-    """Parse a whole text as one document. Raises ValueError."""
+def _whole_document(path: Path, unpacked: Callable[[BinaryIO], BufferedIOBase]) -> tuple[object, str]:
+    """Parse a whole text as one document, also if its end is missing. Raises ValueError."""
     with path.open("rb") as file:
-        data = unpacked(file).read(MAX_WHOLE + 1)
+        data = _UpToDamage(unpacked(file)).read(MAX_WHOLE + 1)
     if len(data) > MAX_WHOLE:
         raise DumpError(f"{path}: one JSON document of more than 1 GiB cannot be read at once; write JSON lines")
-    return loads(data)
+    return loaded_or_mended(data)
 
 
 class GzipLines(PackedLines):

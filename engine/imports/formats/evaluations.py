@@ -62,6 +62,25 @@ TAU2 = Mapped(
 )
 
 
+TERMINAL_BENCH = Mapped(
+    name="terminal-bench results",
+    rows=("results",),
+    needs=("task_id", "is_resolved", "trial_name"),
+    keys={
+        "id": ("trial_name",),
+        "prompt": ("instruction",),
+        "prompt_id": ("task_id",),
+        "group": ("task_id",),
+        "correct": ("is_resolved",),
+        "stop": ("failure_mode",),
+        "extra": ("parser_results",),
+    },
+    ignored=("id",),
+    split="eval",
+    unknown={"turns": "the results hold no turns: they are in the logs of the agent"},
+)
+
+
 def _of_harness(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
     """Add the metrics of one filter. Choices scored by likelihood are not an answer of the model."""
     answers = [r for each in listed(document["resps"]) for r in (each if isinstance(each, list) else [each])]
@@ -159,6 +178,9 @@ BATCH = Mapped(
     needs=("custom_id",),
     keys={
         "id": ("custom_id",),
+        "group": ("group",),
+        "index": ("rollout",),
+        "prompt": ("body", "params"),
         "completion": ("result.message", "response.body"),
         "stop": ("result.message.stop_reason", "response.body.incomplete_details.reason"),
         "model": ("result.message.model", "response.body.model"),
@@ -171,12 +193,14 @@ BATCH = Mapped(
 
 
 _SIDES = ("chosen", "rejected")
+_OF_OPENAI = {"preferred_output": "chosen", "non_preferred_output": "rejected"}
 _SCORE = re.compile("score|reward|rating")
 _HH = re.compile(r"\n\n(Human|Assistant):")
 
 
 def _pair(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield the chosen and then the rejected answer as the rollouts of one group."""
+    document = {_OF_OPENAI.get(key, key): value for key, value in document.items()}
     sides = {k: v for k, v in document.items() if any(side in k for side in _SIDES)}
     base = GENERIC.rollout({**{k: v for k, v in document.items() if k not in sides}, "completion": ""}, origin)
     dialogues = [_dialogue(document[side]) for side in _SIDES]
@@ -211,7 +235,9 @@ def _dialogue(value: object) -> tuple[Message, ...]:
 PAIRS = Documents(
     "preference pairs",
     _pair,
-    when=lambda document, _: all(document.get(side) is not None for side in _SIDES),
+    when=lambda document, _: any(
+        all(document.get(side) is not None for side in sides) for sides in (_SIDES, _OF_OPENAI)
+    ),
     unknown={
         "reward": "pairs mark the better answer; most contain no reward",
         "group": "each pair is shown as a group",

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, takewhile
+from typing import Any
 
+from ..containers.csv_rows import CsvRow
 from ..format import Documents, Format, Origin
+from ..mapped import at
+from ..messages import CHOICES, conversation
 from ..rollout import Item, Numbers, Rollout
-from ..values import Document, number, whole
+from ..values import Document, mapping, number, objects, whole
+from .evaluations import BATCH
 from .tables import GENERIC
 from .trl import metric_name
 
-_PLURAL = ("completions", "responses", "outputs", "generations")
+_PLURAL = ("completions", "responses", "outputs", "generations", "samples", "candidates")
 _COMPLETIONS = (*_PLURAL, "completion", "response", "output")
 _MEASURED = ("entropy", "gen_step", "num_turns", "lengths")
 """Numbers that trainers write but that are not reward functions."""
@@ -77,6 +83,59 @@ def _batch(document: Document, origin: Origin) -> Iterable[Item]:
         yield GENERIC.rollout(row, origin)
 
 
+def _answers(document: Document) -> list[Document]:
+    """Return a document for each answer of an API's response: the response itself, or one of several beside its
+    request. Return an empty list for other documents."""
+    message = document.get("type") == "message" and "usage" in document  # Anthropic
+    alone = message or any(isinstance(document.get(key), list) for key in CHOICES)
+    if alone:
+        document = {**{k: v for k, v in document.items() if k in ("id", "model")}, "response": document}
+    for path in _RESPONSES:
+        head, _, inner = path.partition(".")
+        response = mapping(at(document, path))
+        for key in CHOICES:
+            choices = [c for c in objects(response.get(key)) if c.keys() & {"message", "content", "text"}]
+            if len(choices) > (not alone):
+                name = {k: document[k] for k in ("custom_id", "id") if document.get(k)}
+                group = {"group": next(iter(name.values()))} if name else {}
+                counts = {} if len(choices) == 1 else {"usage": None, "usageMetadata": None}  # of all answers
+                answers = [{**response, **counts, key: [choice]} for choice in choices]
+                return [
+                    {**group, **document, head: {**document[head], inner: answer} if inner else answer, "rollout": i}
+                    | {k: f"{value}:{i}" for k, value in name.items() if len(choices) > 1}
+                    for i, answer in enumerate(answers)
+                ]
+    return [document] if message else []
+
+
+def _responses(document: Document, origin: Origin) -> Iterable[Item]:
+    return [(BATCH if "custom_id" in row else GENERIC).rollout(row, origin) for row in _answers(document)]
+
+
+_RESPONSES = ("response.body", "response", "output", "outputs")
+RESPONSES = Documents("API responses", _responses, when=lambda document, _: _answers(document), unknown=BATCH.unknown)
+"""Responses of OpenAI's, Anthropic's and Gemini's APIs, and of their batches if a request has several answers."""
+
+
+def _talk(document: Document) -> str | None:
+    """Return the key of the longest conversation in a document: a list of messages or of an environment's steps, or a
+    text with the marks of a chat template."""
+    lists = (k for k, v in document.items() if isinstance(v, list) and v and all(isinstance(i, Mapping) for i in v))
+    talks = [*lists, *(["text"] if isinstance(document.get("text"), str) else [])]
+    turns = {key: sum(m.is_agent for m in conversation(document[key])) for key in talks}
+    return max((key for key in turns if turns[key]), key=turns.__getitem__, default=None)
+
+
+def _with_talk(document: Document, origin: Origin) -> Iterable[Item]:
+    key = _talk(document)
+    rest = {k: v for k, v in document.items() if k != key}
+    yield GENERIC.rollout({**rest, "messages": document[str(key)]}, origin)
+
+
+CONVERSATIONS = Documents(
+    "conversations", _with_talk, when=lambda document, _: _talk(document), unknown=GENERIC.unknown
+)
+"""Rollouts whose messages or steps are under another key (`turns`, `steps`, `history`, …)."""
 GROUPS = Documents("groups in JSON", _group, when=_is_group, unknown=GENERIC.unknown)
 """One group per document: a prompt, and lists of completions, rewards, advantages."""
 BATCHES = Documents("batches of columns", _batch, when=_is_batch, unknown=GENERIC.unknown)
@@ -110,9 +169,23 @@ def table_rows(rows: list[Document], formats: Iterable[Format], origin: Origin) 
                 yield item
 
 
-def _lower(row: Document) -> dict[str, object]:
-    """Convert display names of columns (`Total Reward`) into names as in code (`total_reward`)."""
-    return {name.strip().lower().replace(" ", "_"): value for name, value in row.items()}
+def renamed(inner: Format) -> Documents:
+    """Return the format `inner` with display names (`Total Reward`) or `camelCase` in place of its keys."""
+    return Documents(
+        inner.name,
+        lambda document, origin: inner.open(_lower(document), origin),
+        when=lambda document, origin: inner.detect(_lower(document), origin),
+        unknown=inner.unknown,
+    )
+
+
+def _lower(row: Document) -> dict[str, Any]:
+    """Convert names of columns (`Total Reward`, `totalReward`) into names as in code (`total_reward`)."""
+    names = {_CAMEL.sub("_", name.strip()).lower().replace(" ", "_"): value for name, value in row.items()}
+    return CsvRow(names) if isinstance(row, CsvRow) else names
+
+
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 def _verl_samples(row: Document) -> list[dict[str, object]]:
@@ -122,10 +195,11 @@ def _verl_samples(row: Document) -> list[dict[str, object]]:
     return [{k: row.get(f"{k}_{n}") for k in ("input", "output", "score")} | shared for n in numbers]
 
 
+_AT_STEP = re.compile(r"(?i)(?:(?:global_|training_)?step[ _-]?)?(\d{1,12})")
 _ROLLOUTS = ("rollouts", "trajectories", "episodes")
 _LISTS = (
-    *_ROLLOUTS, "samples", "data", "results", "examples", "records", "items", "rows",
-    "completions", "responses",
+    *_ROLLOUTS, "samples", "data", "results", "examples", "records", "items", "rows", "events", "runs", "test_cases",
+    "testCases", "steps", "groups", "batches", "completions", "responses",
 )  # fmt: skip
 """Keys that may hold a list of rollouts."""
 _SHARED = frozenset(
@@ -136,27 +210,33 @@ _SHARED = frozenset(
 
 
 def wrapped(formats: tuple[Format, ...]) -> Documents:
-    """Return the format of rollouts in a list inside a document (`{"rollouts": [{…}, …], "step": 3}`) or on a line.
+    """Return the format of rollouts in a list inside a document (`{"rollouts": [{…}, …], "step": 3}`) or on a line, or
+    in an object by id, step or position (`{"17": {…}, "18": {…}}`).
 
     The first of `formats` that recognises an item reads it. A list of messages is one rollout. An empty list of
     rollouts is also recognised.
     """
 
-    def items(document: object, origin: Origin) -> Iterator[tuple[Format, Document]]:
+    def items(document: object, origin: Origin, depth: int = 0) -> Iterator[tuple[Format, Document]]:
         if isinstance(document, Mapping):
-            rows = next((v for k in _LISTS if isinstance(v := document.get(k), list)), [])
+            rows: Any = next((v for k in _LISTS if isinstance(v := document.get(k), list | Mapping)), [])
             shared = {k: v for k, v in document.items() if k in _SHARED and v is not None}
+            if not rows and document and all(isinstance(v, list | Mapping) for v in document.values()):
+                rows = document
+            rows = list(_named(rows)) if isinstance(rows, Mapping) else rows
         else:
             rows, shared = document if isinstance(document, list) else [], {}
             if rows and all(isinstance(r, Mapping) and ("role" in r or "from" in r) for r in rows):
                 rows = [{"messages": rows}]
         for row in rows:
             if isinstance(row, Mapping):
-                row = {**shared, **row}
+                row = {**shared, **(inner if isinstance(inner := row.get("row"), Mapping) else row)}
                 if GENERIC.first(shared, "prompt") is not None and "completion" not in row and "text" in row:
                     row["completion"] = row.pop("text")
                 if (reader := next((f for f in formats if f.detect(row, origin)), None)) is not None:
                     yield reader, row
+                elif depth < 2:
+                    yield from items(row, origin, depth + 1)
 
     def known(document: object, origin: Origin) -> bool:
         if isinstance(document, Mapping) and any(document.get(k) == [] for k in _ROLLOUTS):
@@ -168,6 +248,20 @@ def wrapped(formats: tuple[Format, ...]) -> Documents:
             yield from reader.open(row, origin)
 
     return Documents("rollouts in a list", read, when=known, unknown=GENERIC.unknown, of_lists=True)
+
+
+def _named(rows: Document) -> Iterator[Document]:
+    """Yield the rollouts of an object by id, step or position. A name with a list of rollouts is their step."""
+    for name, row in rows.items():
+        step = _AT_STEP.fullmatch(name)
+        if isinstance(row, list):
+            yield {"rows": row, **({"step": int(step[1])} if step else {})}
+        elif isinstance(row, Mapping):
+            yield {
+                **({} if step else {"id": name}),
+                **({"step": int(step[1])} if step and step[0] != step[1] else {}),
+                **row,
+            }
 
 
 def zipped(inner: Format) -> Documents:
@@ -284,4 +378,6 @@ def _is_numbers(value: object, size: int) -> bool:
 
 
 def _singular(name: str) -> str:
+    if name in ("samples", "candidates"):
+        return "completion"
     return name[:-1] if name.endswith("s") and name[:-1] in _SINGULARS else name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from ..convert import with_turns_of_prompt
 from ..format import Origin
@@ -11,7 +12,8 @@ from ..mapped import Mapped, at
 from ..messages import conversation, error_text
 from ..rollout import Message, Rollout
 from ..templates import stripped_completion, stripped_prompt
-from ..values import Document, objects
+from ..tokens import tokens_of_calls
+from ..values import Document, listed, objects
 
 _VERL_UID = re.compile(r"(.+)_(\d+)_(\d+)")
 """The group's uid, the rollout and the turn, as verl's v1 trainer writes them. Older trainers write the group's uid."""
@@ -145,66 +147,109 @@ OPENENV = Mapped(
 )
 
 
+_SYSTEM = ("system", "system_prompt", "instructions", "systemInstruction", "system_instruction")
 _KEYS: dict[str, tuple[str, ...]] = {
-    "id": ("id", "rollout_id", "trajectory_id", "sample_id", "request_id"),
+    "id": ("id", "rollout_id", "trajectory_id", "sample_id", "request_id", "key", "recordId"),
     "group": ("group", "group_id", "group_uid", "uid", "prompt_group", "metadata.group"),
-    "prompt_id": ("prompt_id", "example_id", "task_id", "problem_id", "metadata.task"),
+    "prompt_id": ("prompt_id", "example_id", "task_id", "problem_id", "metadata.task", "instance_id"),
     "index": ("rollout", "rollout_index", "sample_idx", "sample_index", "completion_index"),
     "step": ("step", "global_step", "training_step", "iteration", "metadata.step", "info.step"),
-    "prompt": ("prompt", "input", "question", "query", "instruction", "problem", "prompt_text"),
-    "completion": (
-        "completion",
-        "response",
-        "output",
-        "generation",
-        "completion_text",
-        "generated_text",
-        "result.message",
+    "prompt": (
+        "prompt", "input", "question", "query", "instruction", "problem", "prompt_text", "user_input", "request",
+        "inputs", "modelInput", "sample.input",
     ),
-    "system": ("system", "system_prompt", "instructions", "systemInstruction", "system_instruction"),
+    "completion": (
+        "completion", "response", "output", "generation", "completion_text", "generated_text", "result.message",
+        "actual_output", "modelOutput", "outputs", "model_patch", "sample.output",
+    ),
+    "system": (
+        *_SYSTEM, *(f"{request}.{key}" for request in ("request", "modelInput", "inputs") for key in _SYSTEM),
+    ),
     "messages": ("messages", "conversations", "conversation", "messages_and_choices", "trajectory", "chat", "contents"),
     "reward": ("reward", "score", "rewards", "total_reward", "return"),
     "advantage": ("advantage", "advantages"),
-    "expected": ("answer", "ground_truth", "gts", "target", "solution", "label", "reference"),
+    "expected": (
+        "answer", "ground_truth", "gts", "target", "solution", "label", "reference", "expected", "expected_output",
+        "reference_answer", "reference_outputs", "gold",
+    ),
     "answer": ("pred", "prediction", "extracted", "extracted_answer", "model_answer"),
     "correct": ("correct", "is_correct", "acc", "success", "passed"),
     "error": ("error", "exception", "error_message", "result.error"),
     "stop": (
-        "stop_reason",
-        "finish_reason",
-        "stop_condition",
-        "termination_reason",
-        "incomplete_details.reason",
-        "result.message.stop_reason",
-        "stop",
+        "stop_reason", "finish_reason", "stop_condition", "termination_reason", "incomplete_details.reason",
+        "result.message.stop_reason", "stop",
     ),
     "env": ("env", "environment", "env_id", "data_source", "dataset", "source"),
     "agent": ("agent", "agent_name"),
-    "model": ("model", "model_name", "response.body.model", "result.message.model"),
+    "model": ("model", "model_name", "response.body.model", "result.message.model", "model_name_or_path"),
     "split": ("split",),
     "policy_version": ("policy_version", "weight_version", "version"),
-    "token_count": ("num_tokens", "n_tokens", "token_count", "total_tokens"),
-    "tools": ("tools", "tool_defs"),
-    "components": ("components", "reward_components", "rewards_dict", "scores", "reward_breakdown"),
+    "token_count": (
+        "num_tokens", "n_tokens", "token_count", "total_tokens", "usage.total_tokens", "response.usage.total_tokens",
+        "response.usageMetadata.totalTokenCount",
+    ),
+    "tools": ("tools", "tool_defs", "request.tools"),
+    "components": (
+        "components", "reward_components", "rewards_dict", "scores", "reward_breakdown", "metrics_data", "results",
+    ),
     "extra": ("metadata", "info", "extra", "extra_info", "metrics"),
-}
+}  # fmt: skip
+_CUT = (True, "true", "True")
 ROLES = (*_KEYS, "seconds", "task")
 """Roles that the command line can map to keys (`--map reward=score`)."""
 
 
-def _with_instruction(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
-    """Prepend the instruction to its input (Alpaca)."""
-    rule, input_ = document.get("instruction"), document.get("input")
-    if not (
-        isinstance(rule, str) and isinstance(input_, str) and rule and rollout.prompt == (Message("user", input_),)
-    ):
+PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "input_ids", "prompt")
+COMPLETION_IDS = (
+    "completion_ids", "completion_token_ids", "completion_id", "response_ids", "response_token_ids", "output_ids",
+    "output_token_ids", "completion", "response", "output",
+)  # fmt: skip
+_LOGPROBS = ("logprobs", "completion_logprobs", "response_logprobs", "old_per_token_logps", "logps")
+
+
+def token_ids(document: Document) -> list[list[Any]]:
+    """Return the token ids of prompt and completion, and the log-probs; empty lists for those that are missing."""
+    kinds = ((PROMPT_IDS, int), (COMPLETION_IDS, int), (_LOGPROBS, int | float))
+    lists = (([v for k in names if isinstance(v := document.get(k), list) and v], kind) for names, kind in kinds)
+    return [next((v for v in found if isinstance(v[0], kind)), []) for found, kind in lists]
+
+
+def _with_ids(rollout: Rollout, document: Document) -> Rollout:
+    """Add token ids. Without texts, show each token by its id, as in a record without a vocabulary."""
+    read, wrote, logprobs = token_ids(document)
+    if not (read and wrote):
         return rollout
+    if _has_only_ids(document):
+        asked, said = ("".join(f"<{i}>" for i in ids) for ids in (read, wrote))
+        rollout = replace(rollout, prompt=(Message("user", asked),), completion=(Message("assistant", said),))
+    return replace(
+        rollout,
+        tokens=tokens_of_calls([(read, wrote, logprobs)]),
+        token_count=rollout.token_count or len(read) + len(wrote),
+        extra={k: v for k, v in rollout.extra.items() if k not in (*PROMPT_IDS, *COMPLETION_IDS, *_LOGPROBS)},
+    )
+
+
+def _finished(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
+    """Add token ids, the mark of a cut text, and the instruction and earlier turns before an input (Alpaca)."""
+    rollout = _with_ids(rollout, document)
+    if document.get("truncated") in _CUT or document.get("is_truncated") in _CUT:
+        rollout = replace(rollout, stop=rollout.stop or "truncated")
+    rule, input_ = document.get("instruction"), document.get("input")
+    *before, last = rollout.prompt or (None,)
+    if not (isinstance(rule, str) and isinstance(input_, str) and rule and last == Message("user", input_)):
+        return rollout
+    pairs = [pair for pair in listed(document.get("history")) if isinstance(pair, list) and len(pair) == 2]
+    turns = [
+        Message(role, str(words)) for pair in pairs for role, words in zip(("user", "assistant"), pair, strict=True)
+    ]
+    asked = Message("user", f"{rule}\n\n{input_}" if input_ else rule)
     extra = {k: v for k, v in rollout.extra.items() if k != "instruction"}
-    return replace(rollout, prompt=(Message("user", f"{rule}\n\n{input_}" if input_ else rule),), extra=extra)
+    return replace(rollout, prompt=(*before, *turns, asked), extra=extra)
 
 
 GENERIC = Mapped(
-    finish=_with_instruction,
+    finish=_finished,
     name="rollouts in JSON",
     keys=_KEYS,
     prefixes=("reward_", "reward/", "rewards/", "reward.", "component."),
@@ -215,3 +260,18 @@ GENERIC = Mapped(
         "step": "no training step was found in it (--map step=KEY names one)",
     },
 )
+
+
+def _has_only_ids(document: Document) -> bool:
+    read, wrote, _ = token_ids(document)
+    said = GENERIC.first(document, "completion")
+    return bool(read and wrote) and said in (None, wrote) and GENERIC.first(document, "messages") is None
+
+
+TOKEN_IDS = replace(
+    GENERIC,
+    name="token ids",
+    when=_has_only_ids,
+    unknown={**GENERIC.unknown, "text": "only token ids are written: write the decoded prompt and completion, too"},
+)
+"""Rollouts without texts."""
