@@ -12,17 +12,18 @@ and recording never makes it fail. If the disk is full or broken, rows are lost,
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import queue
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -38,10 +39,10 @@ from grpo_tui.engine.runs.columns import SCHEMA_VERSION
 from grpo_tui.engine.runs.control.status import look, process_names
 from grpo_tui.engine.runs.durable import read_json, write_json
 from grpo_tui.engine.runs.masking import mask, mask_command
-from grpo_tui.engine.runs.paths import RUN_FILE, new_run_id
-from grpo_tui.engine.runs.paths import runs_dir as resolve_runs_dir
-from grpo_tui.engine.runs.types import ENDED, EventKind, Split, TrajectoryRecord
+from grpo_tui.engine.runs.paths import RUN_FILE
+from grpo_tui.engine.runs.types import EventKind, Split, TrajectoryRecord
 from grpo_tui.engine.runs.write.writer import PATIENCE_SECONDS, RunWriter
+from grpo_tui.run_names import next_run, run_folder, runs_named
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,9 @@ WAITING_ROWS = 8192
 
 AT_ONCE = 256
 """Rollouts per write."""
+
+LATE_STEPS = 16
+"""Rollouts that come so many steps late are still numbered after the earlier ones of their group."""
 
 NOT_GIVEN: Mapping[str, str] = {
     name: "not given to the recorder" for name in ("reward", "advantage", "weight", "components", "group", "tokens")
@@ -108,14 +112,18 @@ class Recorder:
         if resume_from_step is not None:
             self._writer.flush(10.0)  # before another process of the training adds a row
         self._process = process
+        self._pid = os.getpid()
         self._step = resume_from_step or 0
         self._count = 0
         self._misspelt: set[str] = set()
-        self._rewards: list[float] = []
-        """Rewards of step `_mean_of`."""
-        self._mean_of = self._step
-        self._sizes = Counter[str]()
-        """The number of rollouts of each group of that step."""
+        self._newest = self._step
+        """The newest step of the recorded rollouts."""
+        self._rewards: dict[int, tuple[float, int]] = {}
+        """The sum and number of the rewards of each step."""
+        self._unwritten: dict[int, bool] = {}
+        """The steps whose mean is not written, and whether it was before, because rollouts may be late."""
+        self._sizes: dict[int, Counter[str]] = {}
+        """The number of rollouts of each group of the newest steps."""
         self._own_means = False
         """Whether training records the mean reward itself."""
         self._room = threading.Condition()
@@ -123,6 +131,7 @@ class Recorder:
         self._work: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
+        atexit.register(_end_with_python, weakref.ref(self))
         self._writer.status("running", step=self._step, total_steps=total_steps)
 
     @property
@@ -144,6 +153,10 @@ class Recorder:
         Raises TypeError for a step or a value that should be a number and is not.
         """
         step = step_of(step)
+        if isinstance(rollouts, Mapping):
+            raise TypeError(
+                f"rollouts={list(rollouts)} is one mapping; expected a list with a mapping for each rollout"
+            )
         checked_rollouts = [checked(rollout) for rollout in rollouts]
         if threading.current_thread() is self._thread:  # from work given to `later`
             self._store(step, checked_rollouts)
@@ -153,9 +166,11 @@ class Recorder:
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Record metrics of a step. The dashboard shows the names in docs/recording.md; every name can be charted.
 
-        Raises TypeError for a step that is not a whole number.
+        Raises TypeError for a step that is not a whole number, or values without names.
         """
         at_step = step_of(step)
+        if not isinstance(values, Mapping):
+            raise TypeError(f"metrics={values!r}: expected a mapping such as {{'train/loss': 0.5}}")
         self._own_means = self._own_means or metric.REWARD_MEAN in values
         self._at(at_step)
         self._guarded(lambda: self._writer.metrics(at_step, values))
@@ -191,7 +206,8 @@ class Recorder:
         Blocks while `WAITING_ROWS` rollouts are queued. Drops these rows if none is converted in `PATIENCE_SECONDS`.
         """
         if not self._thread.is_alive():
-            return self._lost(rows, "the recorder was closed before")
+            forked = f"process {os.getpid()} was forked from the one that records; there, open the run with process=…"
+            return self._lost(rows, forked if os.getpid() != self._pid else "the recorder was closed before")
         with self._room:
             while self._waiting >= WAITING_ROWS:
                 count = self._count
@@ -215,7 +231,7 @@ class Recorder:
             while self._thread.is_alive() and count != self._count:
                 count = self._count
                 self._thread.join(PATIENCE_SECONDS)
-        self._guarded(self._write_mean)
+        self._guarded(self._write_means)
         failed = failed or (self.missing if not self.stored else None) or None
         status = "crashed" if failed else "finished"
         self._guarded(lambda: self._writer.status(status, step=self._step, error=failed))
@@ -229,7 +245,7 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(failed=None if error is None else f"{type(error).__name__}: {error}"[:500])
+        self.close(failed=None if error is None else _message(error))
 
     def records(self, step: int, given: Sequence[RolloutLike]) -> list[TrajectoryRecord]:
         """Convert rollouts to rows of the record. Raises for a malformed rollout."""
@@ -245,18 +261,19 @@ class Recorder:
             self._count += 1
             rollout_id = f"{self._process}-{step}-{self._count}"
             group = identity(rollout, fallback_id=rollout_id)[1]
-            record = record_of(rollout, fallback_id=rollout_id, index=self._sizes[group], unknown=NOT_GIVEN)
-            self._sizes[group] += 1
+            sizes = self._sizes.setdefault(step, Counter())
+            record = record_of(rollout, fallback_id=rollout_id, index=sizes[group], unknown=NOT_GIVEN)
+            sizes[group] += 1
             tokens = rollout.tokens() if rollout.tokens is not None else None
             records.append(record if tokens is None else replace(record, tokens=tokens))
         return records
 
     def _store(self, step: int, rollouts: Sequence[RolloutLike]) -> None:
         self._at(step)
-        if step != self._mean_of:
-            self._write_mean()
-            self._mean_of = step
-            self._sizes.clear()
+        if step > self._newest:
+            self._write_means()
+            self._newest = step
+            self._sizes = {known: sizes for known, sizes in self._sizes.items() if known > step - LATE_STEPS}
         for first in range(0, len(rollouts), AT_ONCE):
             records: list[TrajectoryRecord] = []
             for rollout in rollouts[first : first + AT_ONCE]:
@@ -266,14 +283,21 @@ class Recorder:
                     self._lost(1, f"a rollout cannot be read ({type(error).__name__}: {error})")
             self._writer.trajectories(step, records)
             self.stored += len(records)
-            rewards = [r.trajectory.env_reward for r in records if r.split == "train"]
-            self._rewards += [reward for reward in rewards if reward is not None]
+            given = (r.trajectory.env_reward for r in records if r.split == "train")
+            if rewards := [reward for reward in given if reward is not None]:
+                total, number = self._rewards.get(step, (0.0, 0))
+                self._unwritten.setdefault(step, number > 0)
+                self._rewards[step] = total + sum(rewards), number + len(rewards)
 
-    def _write_mean(self) -> None:
-        """Record the mean reward of the last step, unless training does so or several processes share the run."""
-        if self._rewards and not self._own_means and process_names(self.run_dir) == [self._process]:
-            self._writer.metrics(self._mean_of, {metric.REWARD_MEAN: sum(self._rewards) / len(self._rewards)})
-        self._rewards = []
+    def _write_means(self) -> None:
+        """Record the mean rewards of steps with new rollouts, unless training does so or several processes share the
+        run."""
+        unwritten, self._unwritten = self._unwritten, {}
+        if self._own_means or not unwritten or process_names(self.run_dir) != [self._process]:
+            return
+        for step, again in unwritten.items():
+            total, number = self._rewards[step]
+            self._writer.metrics(step, {metric.REWARD_MEAN: total / number}, replace=again)
 
     def _warn_of_keys(self, rollout: Mapping[str, object]) -> None:
         new = {key: near for key, near in misspelt(rollout).items() if key not in self._misspelt}
@@ -343,33 +367,12 @@ class Recorder:
             self._lost(0, f"{self.run_dir}: {getattr(error, 'strerror', None) or error}")
 
 
-def run_folder(run: str | os.PathLike[str] | None, runs_dir: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder of a run by its name or path. Raises ValueError for a name that cannot be a folder."""
-    home = resolve_runs_dir(runs_dir)
-    if run is None:
-        return home / new_run_id(home)
-    name = os.fspath(run)
-    if not name.strip() or name in (".", "..") or "\0" in name:
-        raise ValueError(f"{name!r} is not a valid name of a run; expected a name such as my-run, or a path")
-    return home / name if os.path.basename(name) == name else Path(name).expanduser().absolute()
+def _end_with_python(found: weakref.ref[Recorder]) -> None:
+    """End a run that nobody closed when the program ends, with the error that ended the program."""
+    recorder, error = found(), getattr(sys, "last_value", None)
+    if recorder is not None and recorder._thread.is_alive():
+        recorder.close(failed=None if error is None else _message(error))
 
 
-def runs_named(first: Path) -> list[Path]:
-    """Return the runs `NAME`, `NAME-2`, `NAME-3`, … of one name, newest first."""
-    found, folder = [], first
-    while os.path.exists(folder / RUN_FILE):
-        found.insert(0, folder)
-        folder = first.with_name(f"{first.name}-{len(found) + 1}")
-    return found
-
-
-def next_run(first: Path, *, joins: bool = False) -> Path:
-    """Return the folder of a new run of this name.
-
-    If other processes have already created the newest run and the first process has not joined it, that run is
-    returned. joins: for the other processes, which join the newest run unless it has ended.
-    """
-    runs = runs_named(first)
-    if runs and (look(runs[0]).status not in ENDED if joins else not read_json(runs[0] / RUN_FILE).get("mode")):
-        return runs[0]
-    return first.with_name(f"{first.name}-{len(runs) + 1}") if runs else first
+def _message(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:500]

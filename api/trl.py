@@ -25,7 +25,8 @@ from transformers import TrainerCallback
 from grpo_tui.configs import metric_names as metric
 from grpo_tui.engine.imports.formats.trl import METRICS
 from grpo_tui.engine.runs.control.status import look
-from grpo_tui.recorder import Recorder, next_run, run_folder, runs_named
+from grpo_tui.recorder import Recorder
+from grpo_tui.run_names import next_run, run_folder, runs_named
 from grpo_tui.trl_loss import LossTap
 from grpo_tui.trl_sources import TENSORS, ParquetFiles, RewardCalls, Rows, is_function
 

@@ -22,6 +22,8 @@ _NUMBERS = {
     for key in GENERIC.keys.get(role, ())
 }
 """Keys with numeric values."""
+_TOTALS = ("reward", "score", "total_reward", "return")
+"""Those with one number for the whole rollout."""
 _KNOWN = {key.partition(".")[0] for keys in GENERIC.keys.values() for key in keys} | {
     *GENERIC.keys, *PROMPT_IDS, *COMPLETION_IDS,
 }  # fmt: skip
@@ -30,7 +32,10 @@ _KNOWN = {key.partition(".")[0] for keys in GENERIC.keys.values() for key in key
 def step_of(step: Any) -> int:
     """Return a training step as an integer. Raises TypeError for anything else."""
     try:
-        return operator.index(step) if hasattr(step, "__index__") else _integer("step", step)
+        found = operator.index(step) if hasattr(step, "__index__") else _integer("step", step)
+        if not 0 <= found < 2**62:
+            raise TypeError
+        return found
     except TypeError:
         raise TypeError(f"step={step!r} is not a training step; expected a whole number such as 1") from None
 
@@ -46,8 +51,18 @@ def checked(rollout: object) -> Rollout | Document:
 
 
 def _checked(key: str, value: object) -> object:
-    components = key in GENERIC.keys["components"] and isinstance(value, Mapping)
-    return _numbers(key, value) if components or key in _NUMBERS else _plain(value)
+    if key in ("completions", "responses") and isinstance(value, list | tuple):
+        raise TypeError(f"{key}={_short(value)}: expected one mapping for each rollout, with its {key[:-1]!r}")
+    components = key in GENERIC.keys["components"]
+    if key in _NUMBERS or (components and isinstance(value, Mapping)):
+        found = _numbers(key, value)
+        if key in _TOTALS and isinstance(found, list) and len(found) != 1:
+            raise TypeError(f"{key}={_short(value)} is not a number; expected the number of this rollout")
+        return found
+    plain = _plain(value)
+    if components and isinstance(plain, list) and not all(isinstance(each, Mapping) for each in plain):
+        raise TypeError(f"{key}={_short(value)} has no names; expected a mapping such as {{'accuracy': 1.0}}")
+    return plain
 
 
 def misspelt(rollout: Document) -> dict[str, str]:

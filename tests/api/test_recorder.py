@@ -259,6 +259,9 @@ def test_ids_and_answers_of_numpy_are_plain_texts(tmp_path: Path) -> None:
         ({"advantage": object()}, "advantage="),
         ({"reward": 1, "rewards": {"style": "good"}}, "rewards"),
         ({"reward": {"style": "good"}}, "style"),
+        ({"reward": np.array([1.0, 2.0])}, "expected the number of this rollout"),
+        ({"components": [0.5, 1.0]}, "has no names"),
+        ({"prompt": "q", "completions": ["a", "b"]}, "expected one mapping for each rollout"),
         (Rollout(reward="high"), "reward='high'"),  # type: ignore[arg-type]
         (5, "5 is not a rollout"),
     ],
@@ -271,6 +274,62 @@ def test_what_is_no_number_raises_where_it_is_given(tmp_path: Path, given: Any, 
         pytest.raises(TypeError, match="step=None is not a training step"),
     ):
         record.rollouts(None, [])  # type: ignore[arg-type]
+
+
+def test_calls_of_another_shape_raise_where_they_are_made(tmp_path: Path) -> None:
+    with Recorder("mine", runs_dir=tmp_path) as record:
+        with pytest.raises(TypeError, match="is one mapping; expected a list"):
+            record.rollouts(1, {"prompt": "q", "completion": "a"})  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="expected a mapping such as"):
+            record.metrics(1, None)  # type: ignore[arg-type]
+        for step in (-1, 2**70):
+            with pytest.raises(TypeError, match="is not a training step"):
+                record.rollouts(step, [])
+
+
+def test_late_rollouts_count_in_the_mean_of_their_step_and_its_groups(tmp_path: Path) -> None:
+    with Recorder("mine", runs_dir=tmp_path) as record:
+        for step, reward in ((1, 0.0), (2, 5.0), (1, 1.0), (3, 5.0), (1, 5.0)):
+            record.rollouts(step, [{"prompt": "q", "completion": "a", "reward": reward, "group": "g"}])
+    with RunReader(tmp_path / "mine") as reader:
+        assert list(reader.metrics.points("rewards/total/mean")) == [(1, 2.0), (2, 5.0), (3, 5.0)]
+        assert sorted(row.rollout for row in reader.rollouts.page(limit=9) if row.step == 1) == [0, 1, 2]
+
+
+def test_token_ids_and_rewards_of_turns_of_a_mapping_are_recorded(tmp_path: Path, caplog) -> None:
+    turn = {"role": "assistant", "content": "4", "reward": 0.5}
+    given = {"messages": [{"role": "user", "content": QUESTION}, turn], "prompt_ids": np.array([1, 2])}
+    with Recorder("mine", runs_dir=tmp_path) as record:
+        record.rollouts(1, [{**given, "completion_ids": [3], "logprobs": [-0.5]}])
+    assert "did you mean" not in caplog.text
+    with RunReader(tmp_path / "mine") as reader:
+        tokens, breakdown = reader.bodies.tokens(1), reader.bodies.trajectory(1).breakdown
+        assert tokens is not None and (list(tokens.token_ids), list(tokens.logprobs)) == ([1, 2, 3], [0, 0, -0.5])
+        assert breakdown is not None and breakdown.steps[0].total == 0.5
+
+
+@pytest.mark.parametrize(("end", "status"), [("", "finished"), ("raise ValueError('oops')", "crashed")])
+def test_a_program_that_ends_without_closing_its_record_loses_nothing(end: str, status: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; from grpo_tui import Recorder; record = Recorder('mine', runs_dir=sys.argv[1])\n"
+        f"for step in range(1, 4): record.rollouts(step, [{{'prompt': 'p', 'reward': 1}}] * 50)\n{end}"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=os.environ, capture_output=True, check=not end)
+    info = look(tmp_path / "mine")
+    assert (info.status, info.error) == (status, "ValueError: oops" if end else None)
+    with RunReader(tmp_path / "mine") as reader:
+        assert reader.rollouts.total() == 150
+
+
+def test_a_forked_process_is_told_to_open_the_run(tmp_path: Path) -> None:
+    with Recorder("mine", runs_dir=tmp_path) as record:
+        read, write = os.pipe()
+        if os.fork() == 0:
+            record.rollouts(1, [rollout(0, 1.0)])
+            os.write(write, record._reason.encode())
+            os._exit(0)
+        os.wait()
+        assert "open the run with process=" in os.read(read, 1000).decode()
 
 
 def test_a_misspelt_key_is_named_once_and_stop_is_a_stop_reason(tmp_path: Path, caplog) -> None:

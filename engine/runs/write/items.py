@@ -65,9 +65,10 @@ class MetricsItem(Item):
 
     step: int
     values: Mapping[str, float]
+    replace: bool = False
 
     def store(self, store: RecordStore) -> None:
-        store.metrics.add(self.step, self.values)
+        (store.metrics.replace if self.replace else store.metrics.add)(self.step, self.values)
 
 
 @dataclass(frozen=True)

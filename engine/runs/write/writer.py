@@ -101,11 +101,12 @@ class RunWriter:
         """The number of rows that could not be recorded: no room in the queue, or not storable."""
         return self._overflow + self._sink.trouble.lost
 
-    def metrics(self, step: int, values: Values) -> None:
-        """Record numbers of a step. A nested mapping `{"a": {"b": 1}}` becomes `a/b`."""
+    def metrics(self, step: int, values: Values, *, replace: bool = False) -> None:
+        """Record numbers of a step. A nested mapping `{"a": {"b": 1}}` becomes `a/b`. replace: forget the step's known
+        ones."""
         flat = _flatten(values)
         if flat:
-            self._put(MetricsItem(int(step), flat, cost=64 * len(flat)))
+            self._put(MetricsItem(int(step), flat, replace, cost=64 * len(flat)))
 
     def trajectories(self, step: int, records: Sequence[TrajectoryRecord]) -> None:
         """Record trajectories of a step. They are not copied, so do not change their arrays afterwards."""
