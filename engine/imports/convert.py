@@ -139,6 +139,7 @@ def listed_of(rollout: Rollout, ids: tuple[str, str], *, fallback_id: str, index
         },
         labels=[label for m in turns for label in ([call.name for call in m.calls] or [TEXT])],
         answer=answer,
+        rules=[p.rule for p in rollout.breakdown.penalties] if rollout.breakdown is not None else (),
         tools=_tools(rollout),
         extra=columns(rollout),
     )
@@ -257,6 +258,8 @@ def _breakdown(rollout: Rollout, turns: int) -> tuple[RewardBreakdown | None, di
 
     Components belong to the whole rollout and appear at its last turn.
     """
+    if rollout.breakdown is not None:
+        return rollout.breakdown, {}
     by_turn = [m.reward for m in rollout.completion if m.is_agent]
     known_turns = any(r is not None for r in by_turn)
     if rollout.reward is None and not rollout.components and not known_turns:

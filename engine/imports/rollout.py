@@ -13,6 +13,7 @@ from typing import Any
 
 from ...envs.trajectory import Call as Call
 from ...envs.trajectory import Display as Display
+from ...rewards.breakdown import RewardBreakdown
 from ..runs.types import TokenArrays
 from .values import Document, text
 
@@ -58,7 +59,8 @@ class Rollout:
     `id` is empty if the writer gives none. `same_as_id`: the id is unique, so another rollout with this id is a
     duplicate (prime-rl writes an effective episode twice). `grows`: the id is unique, and the rollout with more turns
     replaces the other (spans of a conversation that continues). `group` is empty if the writer names none. Then the
-    rollouts of one prompt in one step form a group. `tokens` creates the arrays on demand. `unknown` holds reasons for
+    rollouts of one prompt in one step form a group. `breakdown` holds the components and penalties of each turn, if the
+    writer does (`grpo-tui export`). `tokens` creates the arrays on demand. `unknown` holds reasons for
     missing values that differ from the format's reasons.
 
     A plain text becomes a user message as prompt and an assistant message as completion. The recorder converts mappings
@@ -81,6 +83,7 @@ class Rollout:
     split: str = ""
     reward: float | None = None
     components: Mapping[str, Score] = field(default_factory=dict)
+    breakdown: RewardBreakdown | None = None
     advantage: float | None = None
     answer: str | None = None
     expected: str | None = None

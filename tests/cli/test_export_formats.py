@@ -153,6 +153,9 @@ def test_numbers_come_back_from_an_export(home: Path, name: str, form: str):
                 parts = [r.bodies.trajectory(row.id).breakdown for r in (found, own)]
                 now, before = (None if p is None else p.contributions for p in parts)
                 assert now == pytest.approx(before, nan_ok=True)
+                assert again[row.id].penalties == row.penalties
+                now, before = (() if p is None else p.penalties for p in parts)
+                assert now == before
 
 
 def test_sharegpt_becomes_the_conversation_that_trl_trains_on(home: Path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
@@ -23,17 +23,27 @@ def numbers_of(document: Document) -> dict[str, Any]:
     """Return reward, components and the other numbers of a rollout. A component's value is normalised, if it was."""
     numbers: dict[str, Any] = {name: document.get(name) for name in ("step", "policy_version", "token_count")}
     numbers |= {"advantage": number(document.get("advantage")), "split": document.get("split") or ""}
-    if not (stated := mapping(document.get("breakdown"))):
+    if not (stated := _with_numbers(mapping(document.get("breakdown")))):
         return numbers
-    components = [s.components for s in from_plain(RewardBreakdown, stated).steps]
+    breakdown = from_plain(RewardBreakdown, stated)
+    components = [s.components for s in breakdown.steps]
     found: dict[str, Score] = {}
     for name, weight in {name: part.weight for each in components for name, part in each.items()}.items():
         parts = [each[name] for each in components if name in each]
-        shares = [(number(p.contribution), number(p.raw)) for p in parts]
+        shares = [(p.contribution, p.raw) for p in parts]
         values = [share / weight if weight and share is not None else raw for share, raw in shares]
         known = [value for value in values if value is not None]
         found[name] = Score(sum(known) if known else None, weight)
-    return {**numbers, "reward": number(stated.get("total")), "components": found}
+    return {**numbers, "reward": breakdown.total, "components": found, "breakdown": breakdown}
+
+
+def _with_numbers(value: Any) -> Any:
+    """Return a document with numbers in place of the texts "NaN" and "Infinity"."""
+    if isinstance(value, Mapping):
+        return {name: _with_numbers(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(inner) for inner in value]
+    return number(value) if value in ("NaN", "Infinity", "-Infinity") else value
 
 
 def _rollout(document: Document, origin: Origin) -> Iterable[Item]:
