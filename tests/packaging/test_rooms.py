@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "engine.imports",
         "engine.launch.outcome",
         "rewards.functions",
-        *("recorder", "trl_loss", "trl_sources"),  # its own files, by the names that users write
+        *("recorder", "run_names", "trl_loss", "trl_sources"),  # its own files, by the names that users write
     ),
 }
 LIGHT = ("tui", "engine.runs", "engine.imports", "engine.launch", "engine.recompute", "engine.evaluation")

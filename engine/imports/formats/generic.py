@@ -16,8 +16,8 @@ from ..mapped import at
 from ..messages import CHOICES, conversation
 from ..rollout import Item, Numbers, Rollout
 from ..values import Document, mapping, number, objects, whole
-from .evaluations import BATCH
-from .tables import GENERIC
+from .evaluations import BATCH, PAIRS
+from .tables import GENERIC, TOKEN_IDS
 from .trl import metric_name
 
 _PLURAL = ("completions", "responses", "outputs", "generations", "samples", "candidates")
@@ -186,6 +186,8 @@ def _lower(row: Document) -> dict[str, Any]:
 
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+LOOSE: tuple[Format, ...] = (BATCHES, GROUPS, PAIRS, RESPONSES, TOKEN_IDS, GENERIC, renamed(GENERIC), CONVERSATIONS)
+"""Formats of any writer, in the order in which they are tried."""
 
 
 def _verl_samples(row: Document) -> list[dict[str, object]]:
