@@ -28,7 +28,8 @@ def advantage_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     """Find advantages that follow neither the task reward nor the whole reward within groups."""
     latest = newest(batches)
     compared = [g for g in groups_of(rollouts_of(latest)) if any(abs(r.advantage or 0.0) > SAME for r in g)]
-    found = [correlation_within(compared, x, lambda r: r.advantage or 0.0) for x in (goal, total_of)]
+    forms = [(x, scaled) for x in (goal, total_of) for scaled in (False, True)]  # advantages may be scaled by group
+    found = [correlation_within(compared, x, lambda r: r.advantage or 0.0, scaled=scaled) for x, scaled in forms]
     correlation = max((c for c in found if c is not None), default=ORDERED)
     if correlation >= ORDERED:
         return []

@@ -63,7 +63,7 @@ EXPLAINS: Mapping[str, tuple[str, ...]] = {
     "advantage_scale": (*STILL, "advantage_order"),
     "advantage_order": LEARNT,
     "noisy_reward": (*LEARNT, "accepted_without_answer", "rejected_answers", "accepted_wrong_answers"),
-    "no_diversity": (*STILL, "entropy_collapse", "one_answer"),
+    "no_diversity": (*STILL, "entropy_collapse", "one_answer", "held_out_gap"),
     "errors": (*LEARNT, *STILL),
     "one_answer": (*LEARNT, "rejected_answers", "accepted_without_answer", "accepted_wrong_answers"),
     "rejected_answers": (*LEARNT, *STILL, "accepted_wrong_answers", "accepted_without_answer"),

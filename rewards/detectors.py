@@ -17,7 +17,9 @@ from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batch_statistics import (
+    ERRORS,
     SAME,
+    deviation,
     fallen_since,
     fell,
     flat_at,
@@ -279,9 +281,12 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
         return [Finding(message, share, FLATTER * larger, ids, SMALL_GROUPS, began=began)]
     if share <= limits.no_variance_share:
         return []
-    stuck = [g for g in flat if not all(r.correct for r in g)]
+    totals = [total_of(r) for g in groups for r in g]
+    highest = max(totals) if max(totals) > min(totals) else math.inf
+    stuck = [g for g in flat if not all(r.correct or (r.correct is None and r.total == highest) for r in g)]
     if len(stuck) / len(groups) <= 1 - limits.no_variance_share:
-        message = f"solved: in most groups every answer is right. {measured}; harder tasks would teach more."
+        right = "is right" if any(r.correct for g in flat for r in g) else f"earns the highest reward, {highest:.3g}"
+        message = f"solved: in most groups every answer {right}. {measured}; harder tasks would teach more."
         return [Finding(message, share, limits.no_variance_share, ids_of(g[0] for g in flat), "solved", "good")]
     wrong = fmean(r.correct is False for g in stuck for r in g)
     kind = "easier" if wrong > 0.5 else "other"
@@ -345,11 +350,16 @@ def improvement(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:
     return ""
 
 
-def worse(batches: Sequence[Batch]) -> bool:
-    """Return whether success fell from the earlier half to the later half by two standard errors."""
-    sides = [[r.correct for b in half for r in b.rollouts if r.correct is not None] for half in halves(batches)]
-    before, after = ((sum(side), len(side)) for side in sides)
-    return all(sides) and fell(before, after)
+def steady(batches: Sequence[Batch]) -> str:
+    """Describe success, or else the reward, that does not fall from the earlier half to the later half by two standard
+    errors; empty if it falls or is unknown."""
+    for name, value in (("success", lambda r: r.correct), ("the reward", lambda r: r.total)):
+        values = ([value(r) for b in half for r in b.rollouts] for half in halves(batches))
+        sides = [[float(x) for x in side if x is not None and math.isfinite(x)] for side in values]
+        if all(sides):
+            error = math.sqrt(sum(deviation(side) ** 2 / len(side) for side in sides))
+            return "" if fmean(sides[0]) - fmean(sides[1]) > ERRORS * error > 0 else f"{name} does not fall"
+    return ""
 
 
 def ids_of(rollouts: Iterable[RolloutSummary]) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ LEAK = 0.3
 """Minimum difference in the share of prompts that contain their answer."""
 WORDS = 4
 """Minimum words of a prompt that come from the policy's texts."""
+SEEN = 0.1
+"""Share of held-out prompts that training had in a window."""
 ALL, NONE = 0.95, 0.05
 """Shares of prompts with a word that count as all and as none."""
 
@@ -159,6 +161,22 @@ def _more_often(hits: int, total: int, usual: int, others: int) -> bool:
     pooled = (hits + usual) / (total + others)
     error = math.sqrt(pooled * (1 - pooled) * (1 / total + 1 / others))
     return hits / total - usual / others > max(LEAK, Z * error)
+
+
+@detector(need.PROMPTS, need.HELD_OUT)
+def seen_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find held-out prompts that were also trained on. Only single turns count: prompts may not show all of a task."""
+    shown = {r.prompt for b in batches for r in b.rollouts if r.turns in (1, None)}
+    held_out = {r.prompt for r in _evaluation(batches[-1]).rollouts}
+    both = sorted(shown & held_out)
+    share = len(both) / max(len(held_out), 1)
+    if len(held_out) < TASKS or share <= SEEN:
+        return []
+    message = (
+        "training and evaluation share tasks, so success on held-out tasks may be memory: separate them. Training had "
+        f"{len(both):,} of {len(held_out):,} held-out prompts in {len(batches)} steps, such as {both[0][-60:]!r}."
+    )
+    return [Finding(message, share, SEEN, severity="hint", began=batches[0].step)]
 
 
 @detector(need.PROMPTS, need.HELD_OUT)

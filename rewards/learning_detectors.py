@@ -15,7 +15,7 @@ from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batch_statistics import SAME, groups_of, halves, spread_of, total_of
 from .batches import Batch, RolloutSummary
-from .detectors import Finding, detector, ids_of, improvement, worse
+from .detectors import Finding, detector, ids_of, improvement, steady
 
 STEPS = 4
 """Minimum steps of a trend in texts and rewards."""
@@ -98,10 +98,9 @@ def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     rise, steps = recent[-1] - recent[lowest], len(recent) - 1 - lowest
     if rise <= limits.kl_rise:
         return []
-    known = any(r.correct is not None for b in batches for r in b.rollouts)
-    better = improvement(batches, limits) if known else ""
-    if known and not better and rise <= LEAP * limits.kl_rise and not worse(batches):
-        better = "success does not fall"
+    better = improvement(batches, limits)
+    if not better and rise <= LEAP * limits.kl_rise:
+        better = steady(batches)
     measured = (
         f"KL to the reference rose by {rise:.2g} nats per token in {steps} step{'s' * (steps > 1)}, to {recent[-1]:.2g}"
     )

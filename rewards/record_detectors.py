@@ -14,7 +14,7 @@ from statistics import fmean
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
-from .batch_statistics import SAME, groups_of, rollouts_of
+from .batch_statistics import SAME, deviation, groups_of, rollouts_of
 from .batches import GOALS, Batch, RolloutSummary
 from .detectors import LEAST_ENTROPY, Finding, detector, ids_of, improvement, other_logprobs
 
@@ -28,6 +28,8 @@ ORDERED = 0.3
 """Minimum correlation of reward and advantage within groups. It should be near 1."""
 ALIKE, ALL_ALIKE = 0.8, 0.95
 """Share of groups with a single text, during the run and before the first update."""
+FROZEN = 1e-5
+"""Entropy in nats per token that only a sampling temperature near 0 causes before the first update."""
 UNENDED = 0.9
 """Share of rollouts whose loss lacks one token of each turn. Turns that a limit cut have no end-of-turn token."""
 Z = 4.0
@@ -73,10 +75,30 @@ def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
     if every == {r.task for b in batches if b.held_out for r in b.held_out.rollouts}:
         return []
     message = (
-        f"training repeats a few tasks: {groups:,} groups of {len(batches)} steps have {len(every):,} different tasks, "
-        "and a step has the same task several times. Look for duplicates in the data."
+        f"training repeats a few tasks: {groups:,} groups of {len(batches)} steps have {len(every):,} different "
+        f"task{'s' * (len(every) > 1)}, and a step has the same task several times. Look for duplicates in the data."
     )
-    return [Finding(message, tasks / groups, DISTINCT, ids_of(batches[-1].rollouts), began=batches[0].step)]
+    prompts = {(r.task, r.prompt) for r in rollouts_of(batches)}
+    known = any(b.held_out for b in batches) or len(prompts) > len(every)
+    severity = "warning" if known else "hint"  # the environment may have no other tasks
+    ids = ids_of(batches[-1].rollouts)
+    return [Finding(message, tasks / groups, DISTINCT, ids, severity=severity, began=batches[0].step)]
+
+
+@detector(need.TASKS, need.PROMPTS, reports="few_tasks")
+def repeated_prompts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find tasks with the prompt and the right answer of others. Only single turns count, because the tasks of an
+    environment may differ in what their prompts do not show."""
+    tasks = {r.task: (r.prompt, r.expected) for r in rollouts_of(batches) if r.turns in (1, None)}
+    different = len(set(tasks.values()))
+    if len(tasks) < ENOUGH or different > DISTINCT * len(tasks):
+        return []
+    message = (
+        f"the data has duplicates: {len(tasks):,} tasks of {len(batches)} steps have {different:,} different prompts. "
+        "Remove repeated rows."
+    )
+    ids = ids_of(batches[-1].rollouts)
+    return [Finding(message, different / len(tasks), DISTINCT, ids, "prompts", began=batches[0].step)]
 
 
 @detector(need.TASKS, need.KL)
@@ -193,7 +215,7 @@ def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
     return []
 
 
-@detector(need.SURPRISE, need.ENTROPY, reads=(metric.SAMPLER_KL,))
+@detector(need.SURPRISE, need.ENTROPY, reads=(metric.SAMPLER_KL, metric.REPLAY_SHARE))
 def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find tokens that are not samples of the trained policy, whose mean -log p would equal its entropy.
 
@@ -205,6 +227,10 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
     if len(recent) < STEPS or other_logprobs(batches):  # then the sampler's log-probs are not the policy's
         return []
     known = sum(r.entropy is not None for r in rollouts_of(recent)) >= ENOUGH
+    if not known and any(
+        b.metrics.get(metric.REPLAY_SHARE) for b in recent
+    ):  # the entropy is that of replayed rollouts
+        return []
     selected = not known and any(r.entropy is not None for r in rollouts_of(batches))
     limit_above, limit_below = EXCESS if known else EXCESS_OF_STEP
     entropies = [(r, r.entropy if known else b.metrics[metric.ENTROPY]) for b in recent for r in b.rollouts]
@@ -217,7 +243,9 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
     tokens = sum(r.written or 1 for r, _ in excess)
     entropy = math.fsum(h * (r.written or 1) for r, h in excess) / tokens
     surprise = entropy + math.fsum(gaps) / tokens
-    z = math.fsum(gaps) / max(math.sqrt(math.fsum(a * a for a in gaps)), SAME)
+    # a nearly certain policy has few but large surprises: about 5 nats, with probability h / 5 at an entropy of h
+    expected = math.fsum(5 * h * max(0.0, 1 - h / math.log(2)) * (r.written or 1) for r, h in excess)
+    z = math.fsum(gaps) / max(math.sqrt(max(math.fsum(a * a for a in gaps), expected)), SAME)
     if z > Z and surprise > (limit := (1 + limit_above) * entropy):
         cause = (
             "the tokens in the loss are not samples of the policy: train on the sampled ids after the sampled prompt, "
@@ -244,7 +272,7 @@ def no_diversity(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     same = [g for g in groups if len({r.text for r in g}) == 1]
     share = len(same) / len(groups) if groups else 0.0
     wrong = [g for g in same if not all(r.correct for r in g)]
-    certain = any(b.metrics.get(metric.ENTROPY, math.inf) < LEAST_ENTROPY for b in batches[-STEPS:])
+    certain = any(FROZEN < b.metrics.get(metric.ENTROPY, math.inf) < LEAST_ENTROPY for b in batches[-STEPS:])
     early = len(batches) == STEPS and batches[0].step in (0, 1) and share > ALL_ALIKE and not certain
     solved = len(wrong) <= (1 - ALIKE) * len(groups)
     if len(groups) < ENOUGH or share <= ALIKE or (solved and not early):
@@ -294,12 +322,15 @@ def correlation_within(
     x: Callable[[RolloutSummary], float],
     y: Callable[[RolloutSummary], float],
     given: Callable[[RolloutSummary], float] | None = None,
+    *,
+    scaled: bool = False,
 ) -> float | None:
     """Return the correlation of two numbers within groups, or None with too few rollouts or without variance.
 
-    given: a third number, whose linear effect on both is removed (partial correlation).
+    given: a third number, whose linear effect on both is removed (partial correlation). scaled: divide numbers by their
+    deviation within the group, so that all groups count equally.
     """
-    columns = [_within(groups, number) for number in (x, y, *([given] if given is not None else []))]
+    columns = [_within(groups, number, scaled) for number in (x, y, *([given] if given is not None else []))]
     for column in columns[2:]:
         square = math.fsum(c * c for c in column)
         for i in range(2) if square > SAME else ():
@@ -311,10 +342,13 @@ def correlation_within(
     return math.fsum(a * b for a, b in zip(*columns[:2], strict=True)) / math.sqrt(squares[0] * squares[1])
 
 
-def _within(groups: Iterable[Sequence[RolloutSummary]], number: Callable[[RolloutSummary], float]) -> list[float]:
+def _within(
+    groups: Iterable[Sequence[RolloutSummary]], number: Callable[[RolloutSummary], float], scaled: bool
+) -> list[float]:
     """Return each rollout's number minus the mean of its group."""
     found: list[float] = []
     for group in groups:
         values = [number(r) for r in group]
-        found += [v - fmean(values) for v in values]
+        scale = max(deviation(values), SAME) if scaled else 1.0
+        found += [(v - fmean(values)) / scale for v in values]
     return found

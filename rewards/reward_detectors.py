@@ -13,6 +13,8 @@ from .batch_statistics import SAME, groups_of, halves, mean_total, spread_of, su
 from .batches import GOALS, Batch, RolloutSummary
 from .detectors import Finding, detector, ids_of
 
+MANY = 512
+"""Rollouts without a score other than 0. With 95 % confidence, fewer than 0.6 % of all rollouts then have one."""
 _VARIANCE = ""
 """The key for the sum of A_i^2. No component has this name."""
 
@@ -81,6 +83,28 @@ def advantage_share(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
             )
         )
     return found
+
+
+@detector(need.COMPONENTS)
+def dead_component(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find a reward function that gave 0 to every rollout of a window, while others gave something."""
+    n = sum(len(b.rollouts) for b in batches)
+    if len(batches) < limits.window or n < MANY:
+        return []
+    names = frozenset().union(*(r.goals for r in batches[-1].rollouts)) - GOALS
+    fired = frozenset().union(*(b.fact("fired", _fired) for b in batches))
+    message = (
+        "{} never differs from 0, so it teaches nothing: does it recognise what it should reward? This may be right "
+        "for a penalty. It gave 0 to all {:,} rollouts of {} steps."
+    )
+    return [
+        Finding(message.format(name, n, len(batches)), 1.0, 1.0, subject=name, severity="hint", began=batches[0].step)
+        for name in sorted(names - fired if fired else ())
+    ]
+
+
+def _fired(batch: Batch) -> frozenset[str]:
+    return frozenset(name for r in batch.rollouts for name, value in r.contributions.items() if value)
 
 
 @detector(need.REWARDS, need.SUCCESS)

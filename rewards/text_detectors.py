@@ -8,18 +8,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import fmean
 
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
-from .batch_statistics import groups_of
+from .batch_statistics import deviation, groups_of
 from .batches import Batch, RolloutSummary
 from .detectors import Finding, Severity, detector, ids_of, improvement
 from .record_detectors import ENOUGH, STEPS, correlation_within, goal
 
 FOLLOWS = 0.7
 """Minimum correlation of reward and length, or reward and repetition, within groups."""
+ALONE = 0.85
+"""Share of the reward's variance that the length explains if nothing else is rewarded."""
 GROWTH = 1.3
 """Length as a multiple of the initial length."""
 REPEATED, REPEATED_RISE = 0.4, 0.25
@@ -49,12 +52,14 @@ def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     if correlation <= side * _paid(batches, _repeated):
         return []
     ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: -side * r.tokens))
+    alone = _explained_by_length(batches) > ALONE
+    advice = "reward only right answers" if alone else "this is a fault unless such answers are better"
     message = (
-        f"the reward pays for {'length' if side > 0 else 'short texts'}: reward only right answers. Within groups its "
-        f"correlation with the length is {side * correlation:.2f}, and the mean length went from {first:.3g} to "
-        f"{last:.3g} tokens."
+        f"the reward pays for {'length' if side > 0 else 'short texts'}: {advice}. Within groups its correlation with "
+        f"the length is {side * correlation:.2f}, and the mean length went from {first:.3g} to {last:.3g} tokens."
     )
-    return [Finding(message, correlation, FOLLOWS, ids, began=batches[0].step)]
+    severity: Severity = "warning" if alone else "hint"
+    return [Finding(message, correlation, FOLLOWS, ids, severity=severity, began=batches[0].step)]
 
 
 @detector(need.TEXTS)
@@ -183,6 +188,13 @@ def _repeated(rollout: RolloutSummary) -> float:
     """Return the share of repeated words."""
     words = rollout.text.split()
     return 1 - len(set(words)) / len(words) if len(words) >= WORDS else 0.0
+
+
+def _explained_by_length(batches: Sequence[Batch]) -> float:
+    """Return the share of the reward's variance that the length explains, from differences of neighbours in length."""
+    rewards = [goal(r) for r in sorted((r for b in batches for r in b.rollouts), key=lambda r: r.tokens)]
+    variance = deviation(rewards) ** 2
+    return 1 - fmean((b - a) ** 2 for a, b in pairwise(rewards)) / (2 * variance) if variance > 0 else 0.0
 
 
 def _paid(batches: Sequence[Batch], feature: Callable[[RolloutSummary], float]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean, stdev
@@ -27,6 +28,10 @@ IN_ORDER = 0.9
 few right answers with graded rewards cause it, too."""
 CHANCE = 1e-4
 """Probability that a reward becomes constant by chance."""
+ENDING = 200
+"""Characters at the end of a text that may hold its answer."""
+NOTHING = 256
+"""Rollouts without any reward. With 95 % confidence, fewer than 1.2 % of all rollouts then earn one."""
 
 
 @detector(need.TEXTS, need.TASKS, need.REWARDS)
@@ -44,8 +49,10 @@ def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     if len(repeated) < ENOUGH or share <= NOISE:
         return []
     low, high = min(noisy[0], key=goal), max(noisy[0], key=goal)
+    missing = sorted(set(high.contributions) ^ set(low.contributions))
+    cause = f", because {missing[0]} has no score for one of them" if missing else ""
     message = (
-        f"the reward is noisy: the same answer to the same task earns {goal(low):.2g} and {goal(high):.2g}. "
+        f"the reward is noisy: the same answer to the same task earns {goal(low):.2g} and {goal(high):.2g}{cause}. "
         f"{len(noisy):,} of {len(repeated):,} repeated answers earn different rewards."
     )
     return [Finding(message, share, NOISE, ids_of((low, high)), began=newest(batches)[0].step)]
@@ -108,6 +115,25 @@ def rejected_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     return [Finding(message, share, CONTRADICTED, ids_of(wrong), began=newest(batches)[0].step)]
 
 
+@detector(need.TEXTS, need.ANSWERS, need.SUCCESS, reports="rejected_answers")
+def rejected_form(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find texts that end with the expected answer but all count as wrong, more often than they end with another's."""
+    rollouts = rollouts_of(newest(batches))
+    ends = [r for r in rollouts if not _is_expected(r) and _ends_with(r.text, r.expected)]
+    if len(ends) < ENOUGH or any(r.correct for r in ends):
+        return []
+    others = [(r, o.expected) for r, o in zip(rollouts, rollouts[::-1], strict=True) if r.expected != o.expected]
+    chance = fmean(_ends_with(r.text, expected) for r, expected in others) if others else 1.0
+    share = len(ends) / len(rollouts)
+    if share - chance <= CONTRADICTED:
+        return []
+    message = (
+        f"right answers count as wrong, perhaps because of their form: {ends[0].text[-60:]!r} ends with the expected "
+        f"{ends[0].expected!r}. {len(ends):,} of {len(rollouts):,} texts do, and none of them counts as right."
+    )
+    return [Finding(message, share, CONTRADICTED, ids_of(ends), "form", began=newest(batches)[0].step)]
+
+
 @detector(need.ANSWERS, need.SUCCESS)
 def accepted_wrong_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find accepted answers that are right for another task but not for their own. Other forms of a right answer, such
@@ -150,6 +176,8 @@ def accepted_without_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -
 def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a reward that is the same for all rollouts of three steps although texts differ: from the start, if above 0
     or while held-out tasks are solved, or later, if too suddenly for chance, given earlier groups with that reward."""
+    if found := _nothing_earned(batches):
+        return found
     before, latest = batches[:-STEPS], rollouts_of(batches[-STEPS:])
     totals = [goal(r) for r in latest]
     different = len({r.text for r in latest}) >= len(latest) / 4
@@ -175,6 +203,21 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         "their texts differ."
     )
     return [Finding(message, 1.0, 1.0, ids_of(latest), began=began)]
+
+
+def _nothing_earned(batches: Sequence[Batch]) -> list[Finding]:
+    """Find whole rollouts that never earned anything from the first step on. Known answers show that they are wrong."""
+    rollouts = rollouts_of(batches) if batches[0].step in (0, 1) else []
+    if any(goal(r) or r.expected is not None for r in rollouts):
+        return []
+    whole = [r for r in rollouts if not (r.cut or r.failed or r.call_failed or r.unreadable)]
+    if len(whole) < max(NOTHING, len(rollouts) / 2):
+        return []
+    message = (
+        "no rollout has earned a reward: is the task too hard, or does the grader not recognise right answers? All "
+        f"{len(rollouts):,} rollouts of {len(batches)} steps earn 0."
+    )
+    return [Finding(message, 1.0, 1.0, ids_of(whole), began=batches[0].step)]
 
 
 @detector(need.ANSWERS)
@@ -248,6 +291,12 @@ def _answers(rollout: RolloutSummary) -> bool:
 
 def _is_expected(rollout: RolloutSummary) -> bool:
     return rollout.answer is not None and _plain(rollout.answer) == _plain(rollout.expected or "")
+
+
+def _ends_with(text: str, expected: str | None) -> bool:
+    """Return whether a text ends with the whole words of an answer, apart from punctuation."""
+    words, answer = (re.findall(r"\w+", _plain(part or "")) for part in (text[-ENDING:], expected))
+    return bool(answer) and words[-len(answer) :] == answer
 
 
 def _plain(text: str) -> str:

@@ -343,6 +343,10 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "used_advantages": "advantages and advantages in the loss",
         "prompt_cut": "prompt tokens",
         "paid_certainty": "rewards and token log-probs",
+        "dead_component": "weighted reward components that add up to the reward",
+        "rejected_form": "agent texts and right answers and which rollouts are correct",
+        "repeated_prompts": "task ids and prompts without images",
+        "seen_tasks": "prompts without images and evaluations on held-out tasks",
     }
 
 
@@ -365,3 +369,44 @@ def test_a_batch_from_trajectories_and_their_breakdowns():
     assert [r.contributions["task"] for r in made.rollouts] == [1.0, 0.0]
     assert [(r.correct, r.tokens, r.actions[-1]) for r in made.rollouts] == [(True, 5, "ANSWER"), (False, 6, "ANSWER")]
     assert made.metrics["behavior/action_distribution/ANSWER"] == pytest.approx(1 / 3)
+
+
+def test_a_reward_function_that_never_fires_is_a_hint():
+    def scored(step: int, fires: Callable[[int], float]) -> Batch:
+        rollouts = [
+            RolloutSummary(
+                f"{step}-{i}",
+                f"{step}-{i // 8}",
+                i % 2 + fires(i),
+                {"right": i % 2, "form": fires(i)},
+                goals=frozenset({"task", "environment", "right", "form"}),
+            )
+            for i in range(64)
+        ]
+        return Batch(step, rollouts)
+
+    [dead] = find("dead_component", [scored(s, lambda i: 0.0) for s in range(10)])
+    assert (dead.subject, dead.severity) == ("form", "hint") and "640 rollouts" in dead.message
+    rare = [scored(s, lambda i, s=s: float(i == 7 and s == 4)) for s in range(10)]
+    assert find("dead_component", rare) == []
+    assert find("dead_component", [scored(s, lambda i: 0.0) for s in range(7)]) == [], "too early"
+
+
+def test_graded_groups_with_the_highest_reward_are_solved():
+    def graded(reward: Callable[[int], float]) -> list[Batch]:
+        batches = [batch(s, task=reward) for s in range(10)]
+        return [replace(b, rollouts=[replace(r, correct=None) for r in b.rollouts]) for b in batches]
+
+    [solved] = find("groups_without_variance", [*graded(lambda i: 0.9)[:9], *graded(lambda i: i / 10)[9:]])
+    assert (solved.subject, solved.severity) == ("solved", "good") and "highest reward, 0.9" in solved.message
+    [flat] = find("groups_without_variance", graded(lambda i: 0.9))
+    assert flat.severity == "warning", "no other reward was ever seen"
+
+
+def test_a_kl_that_rises_with_a_graded_reward_is_a_hint():
+    def severities(reward: Callable[[int], float]) -> list[str]:
+        run = [batch(s, task=lambda i, s=s: i / 8 + reward(s), kl__mean=0.3 * s) for s in range(6)]
+        run = [replace(b, rollouts=[replace(r, correct=None) for r in b.rollouts]) for b in run]
+        return [f.severity for f in find("kl_rise", run)]
+
+    assert (severities(lambda s: 0.2 * s), severities(lambda s: -0.2 * s)) == (["hint"], ["warning"])

@@ -145,3 +145,15 @@ def test_a_reward_that_rises_while_held_out_success_falls_pays_for_something_els
     assert not findings(lambda s: 0.4, falling, same), "the reward stays"
     [known] = findings(lambda s: 0.3 + 0.03 * s, falling)
     assert known.detector == "held_out_gap", "verdicts are known"
+
+
+@pytest.mark.parametrize("shared", [0, 16])
+def test_held_out_tasks_that_training_has_are_a_hint(shared: int):
+    draw, diagnosis = np.random.default_rng(0), Diagnosis()
+    tasks = [rollout(draw, 0.5, f"{i}-0-0") for i in range(96)]
+    diagnosis.evaluated(HeldOut(0, tasks[32 - shared :][:HELD_OUT], 0.5))
+    for step in range(1, 4):
+        diagnosis.observe(Batch(step, [replace(r, id=f"{step}-{r.id}") for r in tasks[:32]]))
+    found = [f.finding for f in diagnosis.found() if f.finding.detector == "seen_tasks"]
+    assert [f.severity for f in found] == ["hint"] * bool(shared)
+    assert not shared or "16 of 64 held-out prompts" in found[0].message

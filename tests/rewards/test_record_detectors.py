@@ -163,7 +163,8 @@ FAULTS: dict[str, list[Batch]] = {
     "truncation": training(lambda r, s, t, i: replace(r, cut=i > 0)),
     "clipped": training(lambda r, *_: r, **{metric.CLIP_FRACTION: 0.6}),
     "kl_weight": training(
-        lambda r, s, t, i: replace(right(1, t, i), task=r.task), **{metric.BETA: 20.0, metric.KL_MEAN: 1e-4}
+        lambda r, s, t, i: replace(right(1, t, i), task=r.task, prompt=r.prompt),
+        **{metric.BETA: 20.0, metric.KL_MEAN: 1e-4},
     ),
 }
 
@@ -481,3 +482,107 @@ def test_log_probs_that_only_the_sampler_has_say_nothing_of_the_tokens():
 
     assert "surprising_tokens" in found(0.001) and not found(0.5) & {"surprising_tokens"}
     assert "sampler_mismatch" in found(0.5)
+
+
+def test_few_surprises_of_a_nearly_certain_policy_are_chance():
+    """Seen in a training that was in order: 192 rollouts with half of the surprises that their entropy promises."""
+    certain = training(lambda r, *_: replace(r, surprise=0.02, entropy=0.1))
+    assert "surprising_tokens" not in {f.detector for f in warnings(certain)}
+
+
+def test_tokens_are_not_compared_with_the_entropy_of_replayed_rollouts():
+    def lost(replayed: float) -> set[str]:
+        batches = training(lambda r, *_: replace(r, surprise=4.0), **{metric.REPLAY_SHARE: replayed})
+        return {f.detector for f in warnings(batches)}
+
+    assert "surprising_tokens" in lost(0.0) and "surprising_tokens" not in lost(1.0)
+
+
+def test_a_temperature_near_0_is_found_even_if_all_answers_are_right():
+    def same(entropy: float) -> set[str]:
+        batches = training(
+            lambda r, *_: replace(scored(r, 1.0, True), text=f"answer {r.expected}"), **{metric.ENTROPY: entropy}
+        )
+        return {f.detector for f in warnings(batches)}
+
+    assert "no_diversity" in same(1e-20) and "no_diversity" not in same(0.01)
+
+
+def test_advantages_are_scaled_by_group():
+    """Rewards of some groups differ by 0.01, and of one in eight by 10. All have advantages of size 1."""
+
+    def graded(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
+        reward = (i == (s + t) % GROUP) * (-10.0 if t == 0 else 0.01)
+        return replace(scored(r, reward), advantage=(-1 if t == 0 else 1) * (1.5 if reward else -0.5))
+
+    assert "advantage_order" not in {f.detector for f in warnings(training(graded))}
+    wrong = training(lambda r, *a: replace(g := graded(r, *a), advantage=-(g.advantage or 0.0)))
+    assert "advantage_order" in {f.detector for f in warnings(wrong)}
+
+
+def test_rows_with_the_same_prompt_are_duplicates():
+    def rows(r: RolloutSummary, s: int, t: int, i: int, prompts: int) -> RolloutSummary:
+        return replace(r, task=f"{s}-{t}", prompt=f"task {(8 * s + t) % prompts}", expected=None, answer=None)
+
+    [found] = warnings(training(lambda *a: rows(*a, prompts=6)))
+    assert (found.detector, found.subject) == ("few_tasks", "prompts") and "6 different prompts" in found.message
+    assert warnings(training(lambda *a: rows(*a, prompts=50))) == []
+    hidden = training(lambda *a: replace(rows(*a, prompts=6), turns=3))
+    assert warnings(hidden) == [], "the tasks of a game may differ in what its prompt does not show"
+
+
+def test_an_environment_with_one_prompt_may_have_no_other_tasks():
+    diagnosis = Diagnosis()
+    for batch in training(lambda r, *_: replace(r, task="t", prompt="start", text=f"{r.id} {r.text}")):
+        diagnosis.observe(batch)
+    assert {f.finding.severity for f in diagnosis.found() if f.finding.detector == "few_tasks"} == {"hint"}
+
+
+def test_right_answers_in_another_form_than_the_grader_expects_are_found():
+    """Data with an answer column is graded by equality, and the policy writes a sentence."""
+
+    def sentence(r: RolloutSummary, *_: int) -> RolloutSummary:
+        text = f"It is {r.answer}."
+        return replace(scored(r, 0.0, False), text=text, answer=text)
+
+    found = warnings(training(sentence))[0]
+    assert (found.detector, found.subject) == ("rejected_answers", "form")
+    assert "ends with the expected" in found.message
+    wrong = training(lambda r, s, t, i: replace(sentence(r, s, t, i), expected=str((t + 3 * s + i) % TASKS)))
+    assert "rejected_answers" not in {f.detector for f in warnings(wrong)}, "these answers are right by chance"
+
+
+def test_a_missing_score_makes_a_reward_noisy():
+    def scoreless(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
+        text = f"answer {t}"
+        if i == s % GROUP:
+            return replace(r, text=text, total=0.0, contributions={}, advantage=FROM_REWARD)
+        return replace(scored(r, 1.0), contributions={"judge": 1.0}, goals=frozenset({"judge"}), text=text)
+
+    found = next(f for f in warnings(training(scoreless)) if f.detector == "noisy_reward")
+    assert "judge has no score for one of them" in found.message
+
+
+def test_a_reward_that_never_pays_is_found_unless_answers_are_known_to_be_wrong():
+    def nothing(r: RolloutSummary, *_: int) -> RolloutSummary:
+        return replace(scored(r, 0.0, False), expected=None, answer=None, text=f"{r.id} {r.text}")
+
+    found = warnings(training(nothing))[0]
+    assert found.detector == "constant_reward" and "no rollout has earned a reward" in found.message
+    hard = training(lambda r, s, t, i: replace(nothing(r, s, t, i), expected="9", answer=f"{i}"))
+    assert "constant_reward" not in {f.detector for f in warnings(hard)}
+    assert warnings(training(lambda r, *a: replace(nothing(r, *a), cut=True)))[0].detector == "truncation"
+
+
+def test_a_graded_reward_for_lists_may_follow_their_length():
+    """Longer lists have more right elements, and one element of five is wrong."""
+    draw = np.random.default_rng(0)
+
+    def listed(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
+        n = 1 + s // 3 + i
+        return replace(scored(r, draw.binomial(n, 0.8) / 8), tokens=n, written=n, text=f"{r.id} " + "so " * n)
+
+    diagnosis = Diagnosis()
+    for batch in training(listed):
+        diagnosis.observe(batch)
+    assert {f.finding.severity for f in diagnosis.found() if f.finding.detector == "length_reward"} == {"hint"}

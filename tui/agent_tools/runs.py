@@ -108,9 +108,8 @@ class RunTools(Workspace):
                 config = None
             diagnosis = diagnose(reader, config)
             found = diagnosis.found()
-            diagnosed = (
-                Diagnosed(each, suggestion(each.finding.detector, each.finding.subject)) for each in found[offset:]
-            )
+            advised = ((f, f.finding) for f in found[offset:])
+            diagnosed = (Diagnosed(f, suggestion(x.detector, x.subject, x.severity)) for f, x in advised)
             shown, after = page(diagnosed, offset)
             answer = RunFindings(shown, diagnosis.unchecked())
             return ToolAnswer(untrusted=answer, next_offset=after, total=len(found), untrusted_notes=notes(reader))

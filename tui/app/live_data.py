@@ -38,7 +38,7 @@ class LiveFinding:
 
     @property
     def suggestion(self) -> str:
-        return "" if self.severity in ("asked", "good") else suggestion_of(self.event.data)
+        return "" if self.severity == "asked" else suggestion_of(self.event.data)
 
     @property
     def trajectories(self) -> tuple[str, ...]:

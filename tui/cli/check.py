@@ -99,7 +99,7 @@ def config_of(info: RunInfo) -> RunConfig | None:
 def _finding_lines(found: Found, named: str, as_json: bool) -> Iterator[str]:
     """Yield the lines of a finding. named: the arguments that name its run or dump to another command."""
     finding = found.finding
-    helps = "" if finding.severity == "good" else suggestion(finding.detector, finding.subject)
+    helps = suggestion(finding.detector, finding.subject, finding.severity)
     if as_json:
         steps = {"step": found.step, "strongest": found.strongest, "steps": found.count}
         steps |= {"began": found.began, "cause": found.cause}

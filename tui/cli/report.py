@@ -139,7 +139,7 @@ def _of_run(run: RunInfo, reader: RunReader) -> str:
                 f.severity,
                 "" if step is None else step,
                 f.message,
-                suggestion(f.detector, f.subject),
+                suggestion(f.detector, f.subject, f.severity),
                 ", ".join(f.trajectories),
             )
             for f, step in ((each.finding, each.step) for each in found)

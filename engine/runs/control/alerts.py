@@ -253,6 +253,10 @@ SUGGESTIONS: Mapping[str, str] = {
         "Shuffle the data (`training.trl.shuffle_dataset`), remove duplicates from it, or let the environment make "
         "more tasks (`environment.train_tasks`)."
     ),
+    "dead_component": "Call {subject} with a completion that it should reward. If it is a penalty, this is fine.",
+    "seen_tasks": "Take held-out tasks that training does not have (`data.eval_source`, `data.eval_split`).",
+    "repeated_prompts": "Remove repeated rows from the data.",
+    "rejected_form": "Compare the text with the expected answer: extract the answer, or grade with a reward function.",
     "ordered_tasks": "Shuffle the data (`training.trl.shuffle_dataset`).",
     "trained_tokens": "Mask every token that the policy did not sample: the prompt and the tool results.",
     "surprising_tokens": "Train on the sampled token ids, with the tokenizer and chat template of the sampler.",
@@ -277,8 +281,14 @@ SUGGESTIONS: Mapping[str, str] = {
 }
 
 
-def suggestion(detector: str, subject: str = "") -> str:
-    """Return the advice for a detector; empty if there is none."""
+IMPROVING = ("kl_rise", "entropy_collapse", "length_collapse")
+"""Detectors whose hints say that the policy improves, so there is nothing to change."""
+
+
+def suggestion(detector: str, subject: str = "", severity: str = "") -> str:
+    """Return the advice for a finding; empty if there is none."""
+    if severity == "good" or (severity == "hint" and detector in IMPROVING):
+        return ""
     return SUGGESTIONS.get(detector, "").replace("{subject}", subject or "it")
 
 
@@ -287,4 +297,5 @@ def suggestion_of(data: Mapping[str, object]) -> str:
     recorded = data.get("suggestion")
     if isinstance(recorded, str):
         return recorded
-    return suggestion(str(data.get("detector") or ""), str(data.get("subject") or ""))
+    detector, subject, severity = (str(data.get(key) or "") for key in ("detector", "subject", "severity"))
+    return suggestion(detector, subject, severity)

@@ -25,3 +25,9 @@ def test_it_names_what_it_is_about_and_a_writers_own_goes_first():
     )
     assert suggestion_of({"detector": "errors", "suggestion": "Ask Ada."}) == "Ask Ada."
     assert suggestion_of({}) == ""
+
+
+def test_a_hint_that_the_policy_improves_asks_for_no_change():
+    assert suggestion("kl_rise", severity="warning") and not suggestion("kl_rise", severity="hint")
+    assert suggestion("truncation", severity="hint") and not suggestion("groups_without_variance", severity="good")
+    assert suggestion_of({"detector": "entropy_collapse", "severity": "hint"}) == ""
