@@ -77,8 +77,9 @@ def serve(
     with contextlib.ExitStack() as closing:  # closes in reverse order
         parts = _Parts(config, writer, OnlineFolder(run_dir), closing)
         # What can be refused is looked at before the policy is loaded, which takes long.
-        server, asked = parts.server(), _asked(config)
-        pipe = _Pipe.take() if online.requests == "-" else None
+        server, file = parts.server(), online.requests
+        pipe = _Pipe.take() if file == "-" else None
+        asked = () if file is None or pipe else read_requests(Path(file).expanduser(), config.environment)
         folder, store, problem = parts.folder, parts.store, parts.problem
         # Two connections, so that reading never waits for a write that a stopped worker holds up.
         engine_queue = patiently(store.open_engine_queue, control, problem)
@@ -293,12 +294,6 @@ def _saved_periodically(buffer: ExperienceBuffer, path: Path) -> Iterator[None]:
     finally:
         ended.set()
         thread.join(timeout=30)
-
-
-def _asked(config: RunConfig) -> Sequence[Request]:
-    """Return the requests of the run's file, if it has one. Raises DataError."""
-    file = config.online.requests
-    return () if file in (None, "-") else read_requests(Path(file).expanduser(), config.environment)
 
 
 @dataclass(frozen=True)

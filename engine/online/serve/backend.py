@@ -41,7 +41,9 @@ class EngineBackend:
         online, agent = self.config.online, self.engine.runner.agent
         self.model = self.config.model.base
         self.environment = self.config.environment
-        self.env_class = _env_class(self.config)
+        self.env_class: type[Env] | None = None
+        with contextlib.suppress(EnvLoadError):  # otherwise each task is answered with the reason
+            self.env_class = load_env_class(self.environment.class_path)
         self.sees = sees(agent)
         self._chats = self.engine.is_single(parse_request({"task_data": {}}, self.environment))
         self._keeps_rows = isinstance(agent, TransformersAgent) and agent.keeps_rows
@@ -114,12 +116,3 @@ class EngineBackend:
 def _caller(source: str, tools: Sequence[Mapping[str, object]]) -> str:
     """Return the key of a caller's conversations: its source, and its tools, because the prompt shows them."""
     return f"{source} {json.dumps(list(tools), sort_keys=True)}"
-
-
-def _env_class(config: RunConfig) -> type[Env] | None:
-    """Return the run's environment class; None if it cannot be loaded or is not a subclass of `Env`."""
-    try:
-        found = load_env_class(config.environment.class_path)
-    except EnvLoadError:
-        return None
-    return found if isinstance(found, type) and issubclass(found, Env) else None

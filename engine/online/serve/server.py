@@ -6,6 +6,8 @@ Callers on other machines need a token (`GRPO_TUI_TOKEN`, several separated by s
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
 import ssl
 import threading
@@ -123,6 +125,7 @@ class AnswerServer:
             raise ServeError(f"{address} cannot be served on: {error.strerror or error}") from error
         self.host, self.port = host, int(self._socket.getsockname()[1])
         self.close = self._socket.close
+        os.register_at_fork(after_in_child=self._leave)
         self._scheme = "http" if certificate is None else "https"
         self._guard = Guard(is_loopback(host), tokens, max_body_bytes)
         self._options: dict[str, Any] = {"ssl_certfile": certificate, "ssl_keyfile": key}
@@ -159,6 +162,11 @@ class AnswerServer:
             if not self._thread.is_alive() or time.monotonic() > until:
                 raise ServeError(f"the HTTP server at {self.url} did not start. See the run's log.")
             time.sleep(0.01)
+
+    def _leave(self) -> None:
+        """Free the address in a forked process, such as a tool's, which may outlive this one."""
+        with contextlib.suppress(OSError):  # closed already
+            os.close(self._socket.detach())
 
     def stop(self) -> None:
         """Stop accepting requests, reply to waiting ones, and shut down."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -219,6 +221,20 @@ def test_an_address_that_is_taken(world: World, tmp_path: Path) -> None:
     address = f"127.0.0.1:{world.server.port}"
     with pytest.raises(ServeError, match="cannot be served on"):
         AnswerServer(address)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_process_does_not_keep_the_address(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    child = os.fork()
+    if not child:
+        signal.pause()
+    try:
+        world.close()
+        AnswerServer(f"127.0.0.1:{world.server.port}").close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_a_certificate_that_cannot_be_used(tmp_path: Path) -> None:
