@@ -297,8 +297,8 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
 @detector(share=True)
 def unreadable_calls(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts with an unparsable call."""
-    message = "contain an unreadable call, so the tool never ran"
-    return _frequent(message, batches, lambda r: r.unreadable)
+    found = _frequent("contain an unreadable call, so the tool never ran", batches, lambda r: r.unreadable)
+    return _unless_learning(found, batches, limits)
 
 
 @detector(share=True, urgent=0.25)
@@ -309,12 +309,16 @@ def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
 
 @detector(share=True, urgent=0.5, reports="errors")
 def tool_errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find many rollouts with failed calls. A policy that is still learning its tools makes them at first."""
+    """Find many rollouts with failed calls."""
     found = _frequent("have a failed tool call", batches, lambda r: r.call_failed, "tools")
-    better = improvement(batches, limits)
-    return (
-        [replace(f, message=f"{f.message[:-1]}, while {better}.", severity="hint") for f in found] if better else found
-    )
+    return _unless_learning(found, batches, limits)
+
+
+def _unless_learning(found: list[Finding], batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Return hints if the policy improves. It makes such mistakes while it learns its tools."""
+    better = improvement(batches, limits) if found else ""
+    changed = [replace(f, message=f"{f.message[:-1]}, while {better}.", severity="hint") for f in found]
+    return changed if better else found
 
 
 def _frequent(

@@ -1,4 +1,4 @@
-"""Detect faults in texts and updates: rewarded length, repetition, one answer for all, cut turns, clipping, KL weight.
+"""Detect faults in texts and updates: rewarded length, repetition, copies, one answer, cut turns, clipping, KL weight.
 
 No torch, no numpy.
 """
@@ -27,6 +27,8 @@ GROWTH = 1.3
 """Length as a multiple of the initial length."""
 REPEATED, REPEATED_RISE = 0.4, 0.25
 """Mean share of repeated words in a text, and its rise."""
+COPIED, COPIED_RISE = 0.5, 0.25
+"""Mean share of a prompt's words in its text, and its rise."""
 WORDS = 4
 """Minimum words of a text to measure repetition."""
 ONE = 0.8
@@ -83,6 +85,24 @@ def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     return [Finding(message, series[-1], REPEATED, ids_of(worst), began=batches[0 if paid else lowest + 1].step)]
 
 
+@detector(need.REWARDS, need.TEXTS, need.PROMPTS, steps=STEPS)
+def copied_prompt(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find texts that repeat more and more of their prompt because the reward follows it."""
+    first, last = (b.fact("copied", lambda b: fmean(map(_copied, b.rollouts))) for b in (batches[0], batches[-1]))
+    if last < COPIED or last - first < COPIED_RISE or improvement(_with_success(batches), limits):
+        return []
+    correlation = _paid(batches, _copied)
+    if correlation <= max(FOLLOWS, _paid(batches, lambda r: r.tokens)):
+        return []
+    worst = sorted(batches[-1].rollouts, key=lambda r: -_copied(r))
+    message = (
+        f"the reward pays for a copy of the prompt: {worst[0].text[:60]!r}. Within groups its correlation with the "
+        f"share of the prompt's words in the text is {correlation:.2f}, and this share rose from {first:.0%} to "
+        f"{last:.0%}."
+    )
+    return [Finding(message, last, COPIED, ids_of(worst), began=batches[0].step)]
+
+
 @detector(need.TEXTS, need.TASKS, steps=STEPS)
 def one_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find one answer that the reward accepts for tasks with different right answers, or that the policy always gives.
@@ -106,7 +126,8 @@ def one_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
                 "tasks. Does the reward accept it everywhere?"
             )
             hit = [r for r in rollouts if _answer(r) == answer]
-            return [Finding(message, share, ONE, ids_of(hit), began=began)]
+            unknown = not expected and all(r.correct for r in hit)  # a game may end in the same way for all its tasks
+            return [Finding(message, share, ONE, ids_of(hit), severity="hint" if unknown else "warning", began=began)]
     return []
 
 
@@ -188,6 +209,12 @@ def _repeated(rollout: RolloutSummary) -> float:
     """Return the share of repeated words."""
     words = rollout.text.split()
     return 1 - len(set(words)) / len(words) if len(words) >= WORDS else 0.0
+
+
+def _copied(rollout: RolloutSummary) -> float:
+    """Return the share of the prompt's words that the text contains."""
+    words = set(rollout.prompt.split())
+    return len(words.intersection(rollout.text.split())) / max(len(words), 1)
 
 
 def _explained_by_length(batches: Sequence[Batch]) -> float:

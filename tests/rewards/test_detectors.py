@@ -343,6 +343,7 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "used_advantages": "advantages and advantages in the loss",
         "prompt_cut": "prompt tokens",
         "paid_certainty": "rewards and token log-probs",
+        "copied_prompt": "rewards and agent texts and prompts without images",
         "dead_component": "weighted reward components that add up to the reward",
         "rejected_form": "agent texts and right answers and which rollouts are correct",
         "repeated_prompts": "task ids and prompts without images",
@@ -410,3 +411,12 @@ def test_a_kl_that_rises_with_a_graded_reward_is_a_hint():
         return [f.severity for f in find("kl_rise", run)]
 
     assert (severities(lambda s: 0.2 * s), severities(lambda s: -0.2 * s)) == (["hint"], ["warning"])
+
+
+def test_unreadable_calls_of_a_policy_that_learns_are_a_hint():
+    def severities(improves: bool) -> set[str]:
+        run = [batch(s, task=lambda i, s=s: float(i < (s if improves else 4))) for s in range(8)]
+        run = [replace(b, rollouts=[replace(r, unreadable=n < 2) for n, r in enumerate(b.rollouts)]) for b in run]
+        return {f.severity for f in find("unreadable_calls", run)}
+
+    assert (severities(True), severities(False)) == ({"hint"}, {"warning"})

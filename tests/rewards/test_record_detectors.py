@@ -586,3 +586,32 @@ def test_a_graded_reward_for_lists_may_follow_their_length():
     for batch in training(listed):
         diagnosis.observe(batch)
     assert {f.finding.severity for f in diagnosis.found() if f.finding.detector == "length_reward"} == {"hint"}
+
+
+def test_a_reward_for_copies_of_the_prompt_is_found():
+    """The policy writes more and more words of its prompt, and the reward is their share."""
+
+    def copied(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
+        prompt = f"{r.prompt} key door open red"
+        words = prompt.split()[: max(1, s - i % 3)]
+        return replace(scored(r, len(set(words)) / 7), prompt=prompt, text=" ".join(words), answer=None, expected=None)
+
+    found = warnings(training(copied))[0]
+    assert found.detector == "copied_prompt" and "copy of the prompt" in found.message
+    unpaid = training(lambda r, *a: replace(scored(copied(r, *a), a[2] % 2, None), answer=None))
+    assert "copied_prompt" not in {f.detector for f in warnings(unpaid)}
+
+
+@pytest.mark.parametrize(("correct", "severity"), [(True, "hint"), (None, "warning")])
+def test_a_game_may_end_in_the_same_way_for_all_tasks(correct: bool | None, severity: str):
+    """Its answer is `open` for each success, and no answer is expected."""
+
+    def played(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
+        won = s > 4 or i == 0
+        verdict = correct and won
+        return replace(scored(r, float(won), verdict), expected=None, answer="open" if won else f"{t}{i}", turns=3)
+
+    diagnosis = Diagnosis()
+    for batch in training(played):
+        diagnosis.observe(batch)
+    assert {f.finding.severity for f in diagnosis.found() if f.finding.detector == "one_answer"} == {severity}

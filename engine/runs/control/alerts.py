@@ -253,6 +253,7 @@ SUGGESTIONS: Mapping[str, str] = {
         "Shuffle the data (`training.trl.shuffle_dataset`), remove duplicates from it, or let the environment make "
         "more tasks (`environment.train_tasks`)."
     ),
+    "copied_prompt": "Reward what a copy of the prompt lacks, or subtract the overlap with the prompt.",
     "dead_component": "Call {subject} with a completion that it should reward. If it is a penalty, this is fine.",
     "seen_tasks": "Take held-out tasks that training does not have (`data.eval_source`, `data.eval_split`).",
     "repeated_prompts": "Remove repeated rows from the data.",
