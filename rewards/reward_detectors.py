@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from ..configs.sections.rewards import DiagnosisConfig
+from ..configs.sections.rewards import COMPONENTS, DiagnosisConfig
 from . import batches as need
 from .batch_statistics import SAME, groups_of, halves, mean_total, spread_of, success_of, total_of
 from .batches import GOALS, Batch, RolloutSummary
@@ -85,13 +85,15 @@ def advantage_share(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     return found
 
 
-@detector(need.COMPONENTS)
+@detector(need.REWARDS)
 def dead_component(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a reward function that gave 0 to every rollout of a window, while others gave something."""
     n = sum(len(b.rollouts) for b in batches)
     if len(batches) < limits.window or n < MANY:
         return []
-    names = frozenset().union(*(r.goals for r in batches[-1].rollouts)) - GOALS
+    latest = batches[-1].rollouts
+    names = frozenset().union(*(r.goals for r in latest)) - GOALS
+    names = names or frozenset().union(*(r.contributions for r in latest)).difference(COMPONENTS)  # of another trainer
     fired = frozenset().union(*(b.fact("fired", _fired) for b in batches))
     message = (
         "{} never differs from 0, so it teaches nothing: does it recognise what it should reward? This may be right "

@@ -115,12 +115,15 @@ def rejected_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     return [Finding(message, share, CONTRADICTED, ids_of(wrong), began=newest(batches)[0].step)]
 
 
-@detector(need.TEXTS, need.ANSWERS, need.SUCCESS, reports="rejected_answers")
+@detector(need.TEXTS, need.ANSWERS, need.REWARDS, reports="rejected_answers")
 def rejected_form(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find texts that end with the expected answer but all count as wrong, more often than they end with another's."""
+    """Find texts that end with the expected answer but all count as wrong, or earn the least if success is unknown,
+    more often than they end with another's."""
     rollouts = rollouts_of(newest(batches))
+    least, most = min(map(goal, rollouts)), max(map(goal, rollouts))
     ends = [r for r in rollouts if not _is_expected(r) and _ends_with(r.text, r.expected)]
-    if len(ends) < ENOUGH or any(r.correct for r in ends):
+    right = any(goal(r) > least if r.correct is None else r.correct for r in ends)
+    if len(ends) < ENOUGH or right or least == most > 0:
         return []
     others = [(r, o.expected) for r, o in zip(rollouts, rollouts[::-1], strict=True) if r.expected != o.expected]
     chance = fmean(_ends_with(r.text, expected) for r, expected in others) if others else 1.0
@@ -129,7 +132,8 @@ def rejected_form(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
         return []
     message = (
         f"right answers count as wrong, perhaps because of their form: {ends[0].text[-60:]!r} ends with the expected "
-        f"{ends[0].expected!r}. {len(ends):,} of {len(rollouts):,} texts do, and none of them counts as right."
+        f"{ends[0].expected!r}. {len(ends):,} of {len(rollouts):,} texts do, and none of them counts as right or earns "
+        f"more than {least:.2g}."
     )
     return [Finding(message, share, CONTRADICTED, ids_of(ends), "form", began=newest(batches)[0].step)]
 

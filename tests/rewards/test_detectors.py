@@ -344,8 +344,8 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "prompt_cut": "prompt tokens",
         "paid_certainty": "rewards and token log-probs",
         "copied_prompt": "rewards and agent texts and prompts without images",
-        "dead_component": "weighted reward components that add up to the reward",
-        "rejected_form": "agent texts and right answers and which rollouts are correct",
+        "dead_component": "rewards",
+        "rejected_form": "agent texts and right answers and rewards",
         "repeated_prompts": "task ids and prompts without images",
         "seen_tasks": "prompts without images and evaluations on held-out tasks",
     }
@@ -391,6 +391,9 @@ def test_a_reward_function_that_never_fires_is_a_hint():
     rare = [scored(s, lambda i, s=s: float(i == 7 and s == 4)) for s in range(10)]
     assert find("dead_component", rare) == []
     assert find("dead_component", [scored(s, lambda i: 0.0) for s in range(7)]) == [], "too early"
+    others = [scored(s, lambda i: 0.0) for s in range(10)]
+    others = [replace(b, rollouts=[replace(r, goals=frozenset()) for r in b.rollouts]) for b in others]
+    assert [f.subject for f in find("dead_component", others)] == ["form"], "a record of another trainer"
 
 
 def test_graded_groups_with_the_highest_reward_are_solved():

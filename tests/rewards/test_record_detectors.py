@@ -548,6 +548,11 @@ def test_right_answers_in_another_form_than_the_grader_expects_are_found():
     found = warnings(training(sentence))[0]
     assert (found.detector, found.subject) == ("rejected_answers", "form")
     assert "ends with the expected" in found.message
+    flipped = training(lambda r, *a: replace(scored(sentence(r, *a), 1.0 - bool(r.correct)), answer=None))
+    assert "earns more than 0" in warnings(flipped)[0].message, "success is unknown"
+    for reward in (1.0, 0.0):
+        same = warnings(training(lambda r, *a, x=reward: scored(sentence(r, *a), x)))
+        assert ("form" in {f.subject for f in same}) == (reward == 0.0)
     wrong = training(lambda r, s, t, i: replace(sentence(r, s, t, i), expected=str((t + 3 * s + i) % TASKS)))
     assert "rejected_answers" not in {f.detector for f in warnings(wrong)}, "these answers are right by chance"
 
