@@ -172,7 +172,6 @@ SUGGESTIONS: Mapping[str, str] = {
     "reward_hack": (
         "Read the quoted answers. Let {subject} reward only right answers, or reward form only if the answer is right."
     ),
-    "reward_against_success": "Reward the same behaviour that the evaluation measures.",
     "kl_rise": (
         "Restart, or resume from a checkpoint before the rise, with the learning rate for the model's size (`grpo-tui "
         "config show`), a higher `training.beta`, or `beta_mode: auto`. A lower learning rate does not undo the rise."
@@ -217,12 +216,8 @@ SUGGESTIONS: Mapping[str, str] = {
     "held_out_gap": "Read right training rollouts: would the held-out grader accept them? Then compare the tasks.",
     "random_policy": "Load the right checkpoint (the log names missing weights), and sample at temperature 1.",
     "single_prompt": "Raise `training.prompts_per_step`, so that a step has several prompts.",
-    "used_advantages": "Run `grpo-tui check --recompute`, which names the first number that differs.",
     "silence_paid": "Penalise wrong answers and calls less, or missing answers more.",
-    "tool_errors": "Fix the tool, or leave such rollouts out of the loss: they reinforce "
-    "whatever the failure rewarded.",
     "leaked_answer": "Leave the answer out of the prompt, or out of the columns that form the prompt.",
-    "own_texts": "Start each rollout with its own message list and environment.",
     "prompt_gap": "Compare both prompts in `grpo-tui inspect`: is one cut, or rendered with another template?",
     "prompt_cut": "Raise the limit on prompts, or leave out longer tasks (`data.long_prompts: drop`).",
     "text_mismatch": "Decode sampled ids with the tokenizer of `model.base`. Compare both texts in `grpo-tui inspect`.",
@@ -256,9 +251,6 @@ SUGGESTIONS: Mapping[str, str] = {
     "copied_prompt": "Reward what a copy of the prompt lacks, or subtract the overlap with the prompt.",
     "dead_component": "Call {subject} with a completion that it should reward. If it is a penalty, this is fine.",
     "seen_tasks": "Take held-out tasks that training does not have (`data.eval_source`, `data.eval_split`).",
-    "repeated_prompts": "Remove repeated rows from the data.",
-    "rejected_form": "Compare the text with the expected answer: extract the answer, or grade with a reward function.",
-    "ordered_tasks": "Shuffle the data (`training.trl.shuffle_dataset`).",
     "trained_tokens": "Mask every token that the policy did not sample: the prompt and the tool results.",
     "surprising_tokens": "Train on the sampled token ids, with the tokenizer and chat template of the sampler.",
     "no_diversity": "Set `training.temperature` to 1, with `top_p` 1 and `top_k` 0.",
