@@ -59,7 +59,7 @@ def fitting_rows(decoder: Decoder) -> RowsOf:
                     reasons[0],
                 )
             return form
-        reasons.append(f"{off:.2g} nats of KL, {allowed:g} allowed")
+        reasons.append(f"{off:.2g} nats of KL, {allowed:g} allowed" if off == off else "NaN, as from damaged weights")
     raise UnsupportedModelError(
         f"{type(decoder.base).__name__} gives different log-probs when it generates token by token than in one pass "
         f"over the same conversation (on a cache of rows: {reasons[0]}; padded on the left: {reasons[1]}), so it "

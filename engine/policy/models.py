@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -134,6 +135,10 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
         )
         if lacking := sorted(found["missing_keys"]):  # they would be random
             raise ValueError(f"its files lack {len(lacking)} of its weights, such as {lacking[0]}")
+        layers = {_of_any_layer(name) for name in model.state_dict()}
+        further = sorted(name for name in found["unexpected_keys"] if _of_any_layer(name) in layers)
+        if further and not getattr(known.get_text_config(), "num_nextn_predict_layers", None):  # for other tokens
+            raise ValueError(f"its files have layers that its config.json leaves out, such as {further[0]}")
         if model.base_model is model:  # Llama 4's language model has the prefix of a part that it lacks
             model.base_model_prefix = "model"
         VisionModel.of(model)  # raises for a model that takes images in an unsupported way
@@ -141,6 +146,11 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
         return model
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, and what the hub's client raises
         raise ModelLoadError(explain(config.base, error)) from error
+
+
+def _of_any_layer(name: str) -> str:
+    """Return the name of a weight without the numbers of layers."""
+    return re.sub(r"\d+", "*", name)
 
 
 def _count_experts(model: PreTrainedModel) -> None:
@@ -255,10 +265,13 @@ def _with_adapters(base: PreTrainedModel, adapters: str, trainable: bool) -> Pef
     folder = _adapter_folder(adapters)
     _check(folder)
     try:
-        return PeftModel.from_pretrained(base, str(folder), is_trainable=trainable, torch_device=str(base.device))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Found missing adapter keys")  # they would be random
+            return PeftModel.from_pretrained(base, str(folder), is_trainable=trainable, torch_device=str(base.device))
     except Exception as error:
+        why = "they lack weights of some of its layers" if isinstance(error, UserWarning) else first_line(error)
         raise ModelLoadError(
-            f"the adapters in {adapters} do not fit the base model {base.name_or_path}: {first_line(error)}"
+            f"the adapters in {adapters} do not fit the base model {base.name_or_path}: {why}"
         ) from error
 
 

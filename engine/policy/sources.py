@@ -183,5 +183,5 @@ def _pointer(folder: Path) -> Path | None:
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or all of it as one line if the first only announces the rest."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    first = " ".join(map(str.strip, lines)) if lines[0].endswith(":") else lines[0]
+    first = " ".join(map(str.strip, lines)) if lines[0].rstrip().endswith(":") else lines[0]
     return f"KeyError: {first}" if isinstance(error, KeyError) else first

@@ -26,7 +26,8 @@ CHECKED_ROWS = 8
 logger = logging.getLogger(__name__)
 
 CHECK_SECONDS = 20.0
-"""How long to count the tokens of prompts before the first step. Later prompts are not checked."""
+"""How long to count the tokens of prompts before the first step. Later prompts are not checked, unless long ones are
+dropped: a resumed run needs the same rows."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def fitting(
     kept: list[Row] = []
     checked: set[tuple[object, ...]] = set()
     for number, row in enumerate(rows):
-        if time.monotonic() > until:
+        if on_long == "stop" and time.monotonic() > until:
             kept += rows[number:]
             break
         prompt = prompt_of(environment(row), row.task_data, policy)

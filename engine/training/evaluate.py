@@ -55,13 +55,17 @@ def run_eval(
     rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
     runner = RolloutRunner(agent, tokenizer, spec.samples, prepare=prepares(config.environment, writer))
     prompts = config.data.source is not None and not holds_tasks(config.data.source)
+    kept = rows
     if prompts and not isinstance(agent, EndpointAgent):
-        rows = fitting(rows, agent, runner.environment, config.training, config.data.long_prompts)
+        kept = fitting(rows, agent, runner.environment, config.training, config.data.long_prompts)
+    # Another policy's tokenizer may drop other rows, and tasks are compared by number.
+    numbers = {id(row): number for number, row in enumerate(rows)}
+    tasks = [numbers[id(row)] for row in kept]
     if not rows:
         raise DataError("there are no held-out tasks: set environment.eval_tasks, or name a file in data.eval_source")
-    check_tasks(rows, runner.environment, cast(ChatAgent, agent), config.training.max_trajectory_tokens)
+    check_tasks(kept, runner.environment, cast(ChatAgent, agent), config.training.max_trajectory_tokens)
     runner.judge = make_judge(config.environment, rows, special_texts(tokenizer) if tokenizer else ())
-    runner.on_progress = lambda ended, total: writer.progress("evaluation", done + ended, len(rows) * spec.samples)
+    runner.on_progress = lambda ended, total: writer.progress("evaluation", done + ended, len(tasks) * spec.samples)
     # Curiosity and coherence depend on the state of a training. Task, reward functions and penalties do not.
     rewards = config.rewards.model_copy(update={"w_curiosity": 0.0, "w_coherence": 0.0})
     scorer = Scorer(spec.samples, RewardOrchestrator(config=rewards, seed=config.seed))
@@ -74,7 +78,7 @@ def run_eval(
         if not isinstance(agent, EndpointAgent):
             stack.enter_context(acting(agent.model))
             stack.enter_context(agent.settings(temperature=spec.temperature))
-        for portion in portions([task for task in range(len(rows)) if task not in finished], spec.samples):
+        for portion in portions([task for task in tasks if task not in finished], spec.samples):
             if control is not None and stop_asked(control, "an evaluation"):
                 return False
             rollouts = runner.run(

@@ -71,7 +71,7 @@ def run_rft(
     writer: the run's record. control: requests from users. start: where a resumed run continues. Raises errors whose
     message is one sentence (ModelLoadError, DataError, TrainingError, …).
     """
-    start = start or Start()
+    start, folder = start or Start(), os.getcwd()
     recorder = StepRecorder(writer, tokens=config.logging.record_tokens)
     recorder.event("phase", "loading the model and the data", name="loading")
     trainer, callbacks = build_trainer(config, run_dir, recorder, control)
@@ -81,6 +81,7 @@ def run_rft(
     if callbacks.requests.stopped:
         return False
     saved = True
+    os.chdir(folder)  # the user's code may have left it, and training.output_dir may be relative
     with whole(trainer.model):
         if trainer.accelerator.is_main_process:
             where, step = config.training.output_dir, trainer.state.global_step

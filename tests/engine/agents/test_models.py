@@ -155,6 +155,10 @@ def test_what_a_person_reads_when_files_of_a_model_are_not_whole(base: Path, tmp
         ({"model_type": "vit"}, "cannot be loaded: transformers has no causal language model of its kind$"),
         ({"hidden_size": "wide"}, r"Validation error for field 'hidden_size': TypeError: .* expected int, got str"),
         ({"rope_parameters": {"rope_type": "round"}}, "cannot be loaded: KeyError: 'round'"),
+        (
+            {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
+            "its files have layers that its config.json leaves out",
+        ),
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, r"\(or name the model with weights that are not"),
     ],
 )
@@ -224,6 +228,9 @@ def test_what_a_person_reads_when_adapters_cannot_be_loaded(base, tmp_path):
         folder / "adapter_model.safetensors",
     )
     with pytest.raises(ModelLoadError, match="do not fit the base model"):
+        load_policy(config(base), adapters=str(folder))
+    save_file({n: w for n, w in weights.items() if "layers.0" not in n}, folder / "adapter_model.safetensors")
+    with pytest.raises(ModelLoadError, match="they lack weights of some of its layers"):
         load_policy(config(base), adapters=str(folder))
     (folder / "adapter_config.json").write_text("{")
     with pytest.raises(ModelLoadError, match="is not valid JSON"):

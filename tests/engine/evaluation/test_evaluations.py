@@ -154,6 +154,30 @@ def test_an_evaluation_that_was_stopped_continues_with_the_same_numbers(
         assert (a.prompt_id, a.right, a.rewards) == (b.prompt_id, b.right, b.rewards)
 
 
+def test_tasks_keep_their_numbers_if_long_prompts_are_dropped(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizer of another policy drops other rows."""
+    monkeypatch.chdir(world)
+    rows = [{"question": text, "answer": "1"} for text in ("Add.", "long " * 100, "Count.")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"source": str(tmp_path / "rows.jsonl"), "eval_source": str(tmp_path / "rows.jsonl"), "answer": "answer"}
+    config = RunConfig.model_validate(
+        {
+            "mode": "eval",
+            "model": {"base": "model", "sft_adapters": None, "device": "cpu"},
+            "data": {**data, "long_prompts": "drop"},
+            "training": {"max_trajectory_tokens": 64, "max_turn_tokens": 4},
+            "evaluation": {"subject": "model", "samples": 1},
+        }
+    )
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    writer = RunWriter(tmp_path)
+    assert evaluate.run_eval(config, tmp_path, writer)
+    writer.close()
+    assert {n: task.prompt for n, task in read_evaluation(tmp_path).tasks.items()} == {0: "Add.", 2: "Count."}
+
+
 def evaluation(*tasks: Task) -> Evaluation:
     return Evaluation(Path("run"), EvaluationConfig(), dict(enumerate(tasks)))
 

@@ -11,6 +11,7 @@ from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.sections import TrainingConfig
 from grpo_tui.engine.agents.scripted import ScriptedAgent
 from grpo_tui.engine.policy.sources import load_tokenizer
+from grpo_tui.engine.rollouts import prompts
 from grpo_tui.engine.rollouts.dataset import load_rows
 from grpo_tui.engine.rollouts.prompts import fitting
 from grpo_tui.engine.rollouts.runner import DataError, RolloutRunner
@@ -101,6 +102,21 @@ def test_a_prompt_that_only_its_tools_make_too_long_is_refused_before_training(t
         fitting(rows, policy, environment, limits, "stop")
     rows = load_rows(plain.environment, "train", 0, tokenizer, plain.data)
     assert fitting(rows, policy, environment, limits, "stop") == rows
+
+
+def test_long_prompts_are_dropped_however_long_counting_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A resumed run has the same rows, also on a busy machine."""
+    monkeypatch.setattr(prompts, "CHECK_SECONDS", -1.0)
+    config = configured(tmp_path, tools=False)
+    questions = ["short", "long " * 100, "brief", "longer " * 100]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"question": text}) + "\n" for text in questions))
+    config.environment.eval_tasks = 0
+    tokenizer = load_tokenizer(config.model)
+    policy = ScriptedAgent([["x"]], tokenizer, knows=lambda environment: False)
+    rows = load_rows(config.environment, "train", 0, tokenizer, config.data)
+    limits = TrainingConfig(max_trajectory_tokens=64, max_turn_tokens=4)
+    kept = fitting(rows, policy, RolloutRunner(policy, tokenizer, 1).environment, limits, "drop")
+    assert [row.task_data["row"] for row in kept] == [1, 3]
 
 
 def test_a_template_that_drops_what_is_said_of_the_tools_is_refused(tmp_path: Path):

@@ -25,11 +25,13 @@ from grpo_tui.engine.training.pipeline import StepRequest
 from grpo_tui.engine.training.rft import build_trainer
 from grpo_tui.envs.user_code import find_object
 from grpo_tui.rewards.functions import load_function
+from tests.forked import training_process
 
 from .parts import policy, tokenizer
-from .runs import start
 
 FUNCTIONS = """
+import os
+
 def vowels(completions, **kwargs):
     return [(sum(x in "aeiou" for x in c[0]["content"]) / 4, "counted") for c in completions]
 
@@ -42,6 +44,10 @@ def even_rows_only(prompts, completions, number, **kwargs):
 def digits_where_any(completions, **kwargs):
     counts = [sum(x.isdigit() for x in c[0]["content"]) for c in completions]
     return [float(n) if n else None for n in counts]
+
+def wandering(completions, **kwargs):
+    os.chdir(os.path.dirname(__file__) + "/base")
+    return [0.0] * len(completions)
 
 def broken(completions, **kwargs):
     return [1.0 / 0 for c in completions]
@@ -208,15 +214,18 @@ def test_functions_and_models_are_called_as_trl_calls_them(tmp_path: Path):
 
 
 def test_a_function_that_raises_ends_the_run_with_one_sentence_or_goes_on_without(tmp_path: Path):
-    config = configured(tmp_path, {"vowels": 1.0, "broken": 1.0})
+    config = configured(tmp_path, {"vowels": 1.0, "broken": 1.0, "wandering": 1.0})
+    config.training.output_dir = "adapters"
     for errors, code in (("stop", 1), ("skip", 0)):
         run = tmp_path / errors
         run.mkdir()
         config.environment.reward_errors = errors  # type: ignore[assignment]
         (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-        assert start(run).wait(240) == code, (run / "log.txt").read_text()[-2000:]
+        process = training_process(run, log=run / "log.txt", cwd=tmp_path)
+        assert process.wait(240) == code, (run / "log.txt").read_text()[-2000:]
         log = (run / "log.txt").read_text()
         assert "reward function broken" in log and "ZeroDivisionError: float division by zero for row" in log
+    assert (tmp_path / "adapters-skip" / "adapter_config.json").is_file()  # although a function changed the folder
 
 
 @pytest.mark.parametrize(
