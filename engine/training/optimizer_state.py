@@ -8,6 +8,7 @@ are not tensors are in `optimizer.json`.
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+logger = logging.getLogger(__name__)
 
 TENSORS = "optimizer"
 WHOLE = "optimizer.safetensors"
@@ -52,12 +55,21 @@ def save_optimizer(optimizer: torch.optim.Optimizer, folder: Path, main: bool) -
     elif main:
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WHOLE)
     if main:
-        (folder / NUMBERS).write_text(json.dumps({"values": plain, "param_groups": state["param_groups"]}))
+        facts = {"kind": _kind(optimizer), "values": plain, "param_groups": state["param_groups"]}
+        (folder / NUMBERS).write_text(json.dumps(facts))
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Load what `save_optimizer` wrote, with any number of processes. Every process calls it."""
+    """Load what `save_optimizer` wrote, with any number of processes. Every process calls it.
+
+    The state of an optimiser of another kind is left out.
+    """
     facts = json.loads((folder / NUMBERS).read_text())
+    groups = [{k: tuple(v) if k == "betas" else v for k, v in g.items()} for g in facts["param_groups"]]
+    if (kind := facts.get("kind")) not in (None, _kind(optimizer)):
+        logger.warning("%s has the state of %s: %s begins anew", folder, kind, _kind(optimizer))
+        optimizer.load_state_dict({"state": {}, "param_groups": groups})
+        return
     state: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in facts["values"].items()}
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     tensors: dict[str, Tensor] = {}
@@ -74,8 +86,12 @@ def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
         if isinstance(weight, DTensor) and tensor.shape == weight.shape:
             tensor = distribute_tensor(tensor.to(weight.device), weight.device_mesh, weight.placements)
         state.setdefault(int(index), {})[name] = tensor
-    groups = [{k: tuple(v) if k == "betas" else v for k, v in g.items()} for g in facts["param_groups"]]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    """Return the class of the optimiser that accelerate may have wrapped."""
+    return type(getattr(optimizer, "optimizer", optimizer)).__name__
 
 
 def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:

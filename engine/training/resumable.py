@@ -14,7 +14,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 from accelerate.utils import gather_object, is_peft_model
-from safetensors import SafetensorError
+from peft import get_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -164,7 +165,12 @@ class Resumable(Trainer):
             (Path(output_dir) / "scheduler.json").write_text(json.dumps(state))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        policy = self.accelerator.unwrap_model(self.model)
         with _naming(resume_from_checkpoint):
+            if is_peft_model(policy):  # PEFT would pass over other weights
+                with safe_open(Path(resume_from_checkpoint, "adapter_model.safetensors"), "pt") as saved:
+                    if set(saved.keys()) != set(get_peft_model_state_dict(policy, save_embedding_layers=False)):
+                        raise ValueError("it has adapters of other modules; keep model.lora.target_modules")
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -185,7 +191,10 @@ class Resumable(Trainer):
             cast(LRScheduler, self.lr_scheduler).load_state_dict(state)
             for part in self.state_parts:
                 if part.everywhere or self.accelerator.is_main_process:
-                    part.load(folder)
+                    try:
+                        part.load(folder)
+                    except FileNotFoundError as missing:  # the checkpoint is whole: a setting has changed
+                        logger.warning("a part of the state begins anew: %s", missing)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the random states of Python, numpy and torch in this process."""
@@ -221,7 +230,8 @@ def _naming(checkpoint: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:
         raise checkpoints.CheckpointError(
-            f"the checkpoint {checkpoint} does not fit this run's configuration ({type(problem).__name__}: {problem})"
+            f"the checkpoint {checkpoint} does not fit this run's configuration; set back with --set what has changed "
+            f"({type(problem).__name__}: {problem})"
         ) from problem
 
 

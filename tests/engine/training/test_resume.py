@@ -142,6 +142,21 @@ def test_a_resumed_run_takes_the_learning_rate_of_its_configuration(copied):
     assert 0 < rates()[STEPS + 2] <= lower * (1 + 1e-9)
 
 
+def test_state_that_a_changed_setting_lacks_begins_anew_and_other_adapters_are_refused(copied, capsys):
+    config = yaml.safe_load((copied / "config.yaml").read_text())
+    config["data"] = {"sampler": "difficulty"}
+    config["training"] |= {"trl": {"optim": "adafactor"}, "max_steps": STEPS + 1}
+    (copied / "config.yaml").write_text(yaml.safe_dump(config))
+    assert run(copied, resume=True) == 0
+    assert recorded_steps(copied) == list(range(1, STEPS + 2))
+    config["model"]["lora"]["target_modules"] = ["q_proj"]
+    config["training"]["max_steps"] = STEPS + 2
+    (copied / "config.yaml").write_text(yaml.safe_dump(config))
+    assert run(copied, resume=True) == 1
+    assert "it has adapters of other modules; keep model.lora.target_modules" in capsys.readouterr().err
+    assert recorded_steps(copied) == list(range(1, STEPS + 2))
+
+
 def test_what_was_recorded_is_not_given_up_when_there_is_nothing_to_go_on_from(copied, capsys):
     before = recorded_rollouts(copied)
     shutil.rmtree(checkpoint_folder(copied))
