@@ -6,9 +6,11 @@ Training and evaluation both judge rollouts as part of making them: each process
 from __future__ import annotations
 
 import copy
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
 
 from transformers import PreTrainedTokenizerBase
@@ -19,6 +21,8 @@ from ...envs.trajectory import Trajectory
 from ...rewards.functions import Completions, Conversation, Prompt, RewardFunctions
 from .rollout import Rollout
 from .runner import Row
+
+STATE = "judge.json"
 
 
 def special_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
@@ -67,10 +71,19 @@ class Judge:
             self.logged.clear()
         return means
 
-    def __call__(self, rollouts: Sequence[Rollout], rows: Sequence[Row], step: int = 0) -> list[Rollout]:
-        """Return the rollouts with scores; none for those that failed in the environment. rows: the row of each.
+    def save(self, folder: Path) -> None:
+        """Save whether the reward is graded."""
+        (folder / STATE).write_text(json.dumps(self._graded.is_set()))
 
-        Raises RewardFunctionError.
+    def load(self, folder: Path) -> None:
+        """Load what `save` wrote. Raises OSError."""
+        if json.loads((folder / STATE).read_text()):
+            self._graded.set()
+
+    def __call__(self, rollouts: Sequence[Rollout], rows: Sequence[Row], step: int = 0) -> list[Rollout]:
+        """Return the rollouts with scores; none for those that failed in the environment.
+
+        rows: the row of each. step: the number of finished optimiser steps, as in TRL. Raises RewardFunctionError.
         """
         judged_rows = [
             i for i, r in enumerate(rollouts) if (t := r.trajectory) is not None and t.steps and not t.failed

@@ -136,7 +136,7 @@ class RolloutRunner:
     """Runs trials of rows with one agent. `prepare(env)` is called once for each new environment.
 
     `on_progress(ended, total)` receives the number of rollouts of a call. `watch` follows each trial.
-    `judge(rollouts, rows, step)` returns finished rollouts with the scores of reward functions (`judging.Judge`).
+    `judge(rollouts, rows, steps)` returns finished rollouts with the scores of reward functions (`judging.Judge`).
     `fresh`: how many rollouts of a training prompt start anew; the others branch from these (`envs.tree`; None: none).
 
     `env_cache` maps (class path, canonical config) to the instance.
@@ -235,7 +235,8 @@ class RolloutRunner:
                 raise TrialError(f"{path}: {problem}") from problem
             if self.judge is not None:
                 started = time.perf_counter()
-                found = self.judge(found, [rows[p] for p in places for _ in range(rollouts)], arguments["step"])
+                finished = arguments["step"] - (arguments["split"] == "train")
+                found = self.judge(found, [rows[p] for p in places for _ in range(rollouts)], finished)
                 self.timings.environment += time.perf_counter() - started
             for number, place in enumerate(places):
                 made[place] = found[number * rollouts : (number + 1) * rollouts]

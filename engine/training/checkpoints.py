@@ -14,8 +14,9 @@ An existing whole checkpoint of step N stays, since it holds the same state. A r
 
 Files: adapters (or model) as safetensors, `optimizer.safetensors` (or `optimizer/`, see `optimizer_state`) + `.json`,
 `scheduler.json`, `rng_R.safetensors` + `.json` for each process R, `trainer_state.json`, `replay.safetensors` +
-`.json`, `rewards.safetensors` + `.json` (running statistics, dynamics model), `beta.json`, `checksums.json`. The step
-in the folder's name is the position in the record: resuming removes everything recorded after it. Nothing is pickled.
+`.json`, `rewards.safetensors` + `.json` (running statistics, dynamics model), `judge.json` (whether the reward is
+graded), `beta.json`, `checksums.json`. The step in the folder's name is the position in the record: resuming removes
+everything recorded after it. Nothing is pickled.
 
 A resume continues from the newest whole checkpoint (`find_start`). Newer damaged ones are renamed to
 `damaged-checkpoint-N`, and removed once the run has a whole checkpoint of that step again.

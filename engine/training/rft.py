@@ -130,6 +130,7 @@ def build_trainer(
     check_tasks(rows, trainer.runner.environment, agent, training.max_trajectory_tokens)
     if judge is not None:
         trainer.runner.judge = replace(judge, state=lambda: trainer.state)
+        trainer.state_parts.append(StatePart(judge.save, judge.load, everywhere=True))
     trainer.sharded = sharded
     trainer.keep_checkpoints = training.keep_checkpoints
     trainer.keep_adapters = training.keep_adapters

@@ -208,6 +208,17 @@ def test_scores_of_0_and_1_say_what_is_right_until_another_one_comes(tmp_path: P
     assert evaluate(runner, [row], temperature=0.0).success == 1.0
 
 
+def test_a_resumed_run_knows_that_its_reward_is_graded(tmp_path: Path):
+    runner, row = judged_by(tmp_path, "0.5")
+    runner.run([row])
+    assert runner.judge is not None
+    cast(Any, runner.judge).save(tmp_path)
+    (tmp_path / "later").mkdir()
+    runner, row = judged_by(tmp_path / "later", "1.0")
+    cast(Any, runner.judge).load(tmp_path)
+    assert [t.correct for t in trajectories(runner.run([row]))] == [None, None, None]
+
+
 def test_plain_text_is_no_call_of_a_tool(tmp_path: Path):
     runner, row = judged_by(tmp_path, "1.0")
     made = trajectories(runner.run([row]))

@@ -203,6 +203,7 @@ def test_functions_and_models_are_called_as_trl_calls_them(tmp_path: Path):
     for name in set(spy) - {"log_extra", "log_metric", "trainer_state"}:
         assert given[name] == spy[name], name
     assert type(given["trainer_state"]) is type(spy["trainer_state"])
+    assert given["trainer_state"].global_step == spy["trainer_state"].global_step == 0
     scores = [[s.value for s in r.trajectory.steps[-1].scores] for r in ours if r.trajectory]
     np.testing.assert_allclose(np.array(scores, dtype=float), theirs.numpy(), rtol=1e-4, atol=1e-5)
     assert len({round(float(x), 4) for x in theirs[:, 1]}) > 1
