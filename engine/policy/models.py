@@ -135,8 +135,8 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
         )
         if lacking := sorted(found["missing_keys"]):  # they would be random
             raise ValueError(f"its files lack {len(lacking)} of its weights, such as {lacking[0]}")
-        layers = {_of_any_layer(name) for name in model.state_dict()}
-        further = sorted(name for name in found["unexpected_keys"] if _of_any_layer(name) in layers)
+        places = {re.sub(r"\d+", "", name) for name in model.state_dict()}
+        further = sorted(name for name in found["unexpected_keys"] if re.sub(r"\d+", "", name) in places)
         if further and not getattr(known.get_text_config(), "num_nextn_predict_layers", None):  # for other tokens
             raise ValueError(f"its files have layers that its config.json leaves out, such as {further[0]}")
         if model.base_model is model:  # Llama 4's language model has the prefix of a part that it lacks
@@ -146,11 +146,6 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
         return model
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, and what the hub's client raises
         raise ModelLoadError(explain(config.base, error)) from error
-
-
-def _of_any_layer(name: str) -> str:
-    """Return the name of a weight without the numbers of layers."""
-    return re.sub(r"\d+", "*", name)
 
 
 def _count_experts(model: PreTrainedModel) -> None:
