@@ -144,11 +144,13 @@ def _prepare_resume(run_dir: Path) -> None:
     if names := wait_until_gone(run_dir, ENDING_SECONDS):
         pid = process_state(run_dir, names[0]).get("pid")
         raise LaunchError(
-            f"the process {names[0]!r} (pid {pid}) of run {info.id} is still alive: `grpo-tui stop {info.id}` ends it"
+            f"the process {names[0]!r} (pid {pid}) of run {info.id} is still alive: `grpo-tui stop {info.reference}` "
+            "ends it"
         )
     if problem := damage(run_dir):
         raise LaunchError(
-            f"{problem}; `grpo-tui repair {info.id}` saves the readable part into a new record, then resume the run"
+            f"{problem}; `grpo-tui repair {info.reference}` saves the readable part into a new record, then resume "
+            "the run"
         )
     for name in process_names(run_dir):
         (run_dir / PROCESSES / f"{name}.json").unlink(missing_ok=True)

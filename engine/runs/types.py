@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Literal
 
 from ...envs.tools import ToolSpec as ToolSpec
@@ -34,6 +35,7 @@ from .learning import NeighbourVote as NeighbourVote
 from .learning import Served as Served
 from .learning import Use as Use
 from .learning import UseKind as UseKind
+from .paths import runs_dir
 
 
 class Split(StrEnum):
@@ -128,10 +130,18 @@ class RunInfo:
         return self.status not in ENDED
 
     @property
+    def reference(self) -> str:
+        """The run in a command for the same shell: its id, or its path if it is not in the default folder of runs."""
+        from shlex import quote  # local import: a list of runs does not need it
+
+        return self.id if Path(self.path).parent == runs_dir() else quote(self.path)
+
+    @property
     def resume_command(self) -> str:
-        if self.mode == "eval":
-            return f"grpo-tui eval {self.id}"
-        return f"grpo-tui {'online' if self.mode == 'online' else 'train'} --resume {self.id}"
+        """The command that continues the run; empty for a run that no command continues."""
+        command = {"": "train --resume", "sft": "train --resume", "rft": "train --resume", "online": "online --resume",
+                   "eval": "eval"}.get(self.mode)  # fmt: skip
+        return f"grpo-tui {command} {self.reference}" if command else ""
 
 
 @dataclass(frozen=True)

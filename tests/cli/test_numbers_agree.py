@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
+import threading
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,18 @@ def test_the_success_of_serving_is_one_rate_everywhere(cli: Cli, served: Path) -
     said = json.loads(cli("runs", "--json", "--runs-dir", str(served.parent)).stdout)
     assert said["success"] == 0.25 and "0.25" in listed
     told: list[str] = []
-    assert follow(replace(look(served), step=0), out=told.append) == 0
+    writer = RunWriter(served, process="engine")
+    writer.status("running", step=200)
+
+    def more() -> None:
+        for step in range(201, 205):
+            writer.metrics(step, {"online/success": float(step % 4 == 0)})
+        assert writer.flush(10)
+        writer.status("finished", step=204)
+
+    threading.Timer(0.2, more).start()
+    assert follow(look(served), out=told.append) == 0
+    writer.close()
     assert any("success of 100 0.25" in line for line in told), "not that of the last request"
 
 

@@ -1,9 +1,11 @@
 """Plain lines of a run inside a step."""
 
+import threading
 import time
 
 import pytest
 
+from grpo_tui.configs import metric_names as metric
 from grpo_tui.engine.runs.control.live import BatchState, LiveState, Purpose, ServerState
 from grpo_tui.engine.runs.durable import write_json
 from grpo_tui.engine.runs.types import Progress, RunInfo
@@ -72,3 +74,32 @@ def test_a_slow_phase_is_told_from_time_to_time(tmp_path, monkeypatch):
     assert follow.follow(RunInfo("ab12", str(folder), "rft", "running"), out=out) == 0
     assert lines[0].startswith("step 1/4: log-probs 2/8")
     writer.close()
+
+
+@pytest.mark.parametrize("mode", ["rft", "eval"])
+def test_a_resumed_run_prints_only_what_happens_from_now_on(tmp_path, mode):
+    """Also the steps after the checkpoint, which are trained again. An evaluation has no steps to print."""
+    folder = tmp_path / "ab12"
+    write_json(folder / "run.json", {"id": "ab12", "mode": mode, "created": time.time()})
+    writer = RunWriter(folder)
+    for step in (1, 2, 3):
+        writer.metrics(step, {metric.REWARD_MEAN: 0.5})
+        writer.event("phase", f"old event {step}", step=step)
+    writer.close()
+
+    def train() -> None:
+        writer = RunWriter(folder, resume_from_step=1)
+        writer.status("running", step=1, total_steps=3)
+        writer.event("phase", "resuming", step=1)
+        for step in (2, 3):
+            writer.metrics(step, {metric.REWARD_MEAN: 0.25})
+            writer.event("phase", f"new event {step}", step=step)
+        assert writer.flush(10)
+        writer.status("finished", step=3)
+        writer.close()
+
+    lines: list[str] = []
+    threading.Timer(0.1, train).start()
+    assert follow.follow(RunInfo("ab12", str(folder), mode, "starting"), out=lines.append) == 0
+    trained = ["step 3/3  reward 0.25"] if mode == "rft" else []
+    assert lines[:-2] == ["step 1: resuming", "step 2: new event 2", *trained, "step 3: new event 3"]

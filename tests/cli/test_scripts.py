@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+
+from grpo_tui.engine.runs.control.status import look
 
 from .conftest import Cli
 from .record import HOSTILE, record, trajectory
@@ -156,3 +159,25 @@ def test_stopping_a_run_that_has_ended_says_so(cli: Cli, recorded: Path):
 def test_the_shell_completes_the_ids_of_runs(cli: Cli, recorded: Path):
     answer = cli(_GRPO_TUI_COMPLETE="complete_bash", COMP_WORDS="grpo-tui inspect 11", COMP_CWORD="2")
     assert RUN in answer.stdout.split()
+
+
+def test_an_export_to_a_folder_asks_for_another_name(cli: Cli, recorded: Path):
+    assert cli("export", RUN, "--out", ".").stderr == ". already exists; choose another\n"
+
+
+def test_a_printed_command_finds_the_run_of_another_folder(cli: Cli, recorded: Path, tmp_path: Path):
+    away = record(tmp_path / "two words", "away")
+    assert f"grpo-tui inspect {RUN} --filter" in cli("inspect", RUN).stdout
+    printed = cli("inspect", "away", "--runs-dir", "two words").stdout.splitlines()[-1]
+    assert f"grpo-tui inspect '{away}' --filter" in printed
+    command = shlex.split(printed.split("grpo-tui ")[1].rpartition(", then")[0])
+    assert cli(*command, "--limit", "1").stdout.count("reward") == 1
+
+
+@pytest.mark.parametrize("mode", ["play", "recorded"])
+def test_only_a_run_that_can_be_resumed_names_a_command_for_it(cli: Cli, recorded: Path, mode: str):
+    facts = json.loads((recorded / "run.json").read_bytes())
+    (recorded / "run.json").write_text(json.dumps({**facts, "mode": mode}), encoding="utf-8")
+    assert look(recorded).resume_command == ""
+    answer = cli("train", "--resume", RUN)
+    assert answer.returncode == 2 and f"has mode {mode} and cannot be resumed" in answer.stderr

@@ -37,7 +37,7 @@ def open_run(runs_dir: Path, run: RunInfo, start: Destination | None = None) -> 
     if after.active:
         total = f"/{after.total_steps}" if after.total_steps else ""
         say(f"run {run.id} continues ({after.status}, step {after.step}{total})")
-        say(f"open it again: grpo-tui inspect {run.id} · save and stop: grpo-tui stop {run.id}")
+        say(f"open it again: grpo-tui inspect {run.reference} · save and stop: grpo-tui stop {run.reference}")
 
 
 def open_dumped(

@@ -15,8 +15,8 @@ from ...engine.runs.read.reader import RunReader
 from ...engine.runs.search.query import Query
 from ...engine.runs.types import RunInfo
 from ..format import count
-from .common import Home, Importers, JsonOption, Maps, RunOrDump, fail, json_line, say, warn
-from .dumps import run_or_dump
+from .common import ExitCode, Home, Importers, JsonOption, Maps, RunOrDump, fail, json_line, say, warn
+from .dumps import argument_of, run_or_dump
 
 
 def bisect(
@@ -41,6 +41,8 @@ def bisect(
     from ...engine.evaluation.bisect import ODDS, change_point
     from ...engine.runs.read.behavior import TRAINED, trained
 
+    if not behaviour.strip():
+        fail("--filter is empty and matches every rollout; give a filter such as 'penalised'", ExitCode.USAGE)
     info = run_or_dump(reference, home, maps, importers)
     with open_reader(Path(info.path)) as reader:
         notes = reader.rollouts.filter_notes(behaviour)
@@ -57,7 +59,7 @@ def bisect(
         say(f"  {found.before:.1%} of the rollouts before, {found.after:.1%} from this step on")
         say(f"  first seen at step {found.seen}")
         shown_by = f"({behaviour}) and step>={found.step}"
-        say(f"  open them: grpo-tui inspect {quote(reference)} --filter {quote(shown_by)}")
+        say(f"  open them: grpo-tui inspect {argument_of(info)} --filter {quote(shown_by)}")
         return
     for note in notes:
         warn(note)

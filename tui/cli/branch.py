@@ -67,7 +67,7 @@ def branch(
         return
     for line in _lines(result):
         say(line)
-    say(f"open the continuations: grpo-tui inspect {run.id}")
+    say(f"open the continuations: grpo-tui inspect {run.reference}")
 
 
 def _plain(result: Branch, path: str) -> dict[str, object]:

@@ -61,7 +61,7 @@ def check(
     except RecordError as error:
         fail(f"{reference} cannot be read: {error}")
     found = diagnosis.found()
-    named = argument_of(info) if info.mode == "dump" else quote(reference)
+    named = argument_of(info)
     for result in found:
         for line in _finding_lines(result, named, as_json):
             say(line)

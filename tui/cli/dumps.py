@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from shlex import join
+from shlex import quote
 from typing import Any
 
 from ...engine.imports import cache
@@ -103,7 +103,8 @@ def argument_of(info: RunInfo) -> str:
     options = info.facts.get("options") or {}
     maps = [f"--map={role}={key}" for role, key in (options.get("keys") or {}).items()]
     importers = [f"--importer={path}" for path in options.get("importers") or ()]
-    return join([str(info.facts.get("dump") or info.id), *maps, *importers])
+    dump = info.facts.get("dump")
+    return " ".join([quote(str(dump)) if dump else info.reference, *map(quote, (*maps, *importers))])
 
 
 def named_run(reference: str, home: Path) -> RunInfo:

@@ -114,7 +114,7 @@ def follow(run: RunInfo, *, out: Callable[[str], None] = say) -> int:
     finally:
         progress.reader.close()
     if left := wait_until_gone(Path(run.path)):
-        warn(f"the process {left[0]!r} of run {run.id} is still running; grpo-tui stop {run.id} ends it")
+        warn(f"the process {left[0]!r} of run {run.id} is still running; grpo-tui stop {run.reference} ends it")
     tell_end(info, out)
     return ExitCode.OK if info.status in ("finished", "stopped") else ExitCode.FAILED
 
@@ -129,12 +129,12 @@ def tell_end(run: RunInfo, out: Callable[[str], None] = say) -> None:
         reason = f": {line}" if line else ""
         saved = f"; its adapters are in {folder}" if (folder := _saved(run)) is not None else ""
         warn(f"run {run.id} crashed at step {run.step}{reason}{saved}; its log: {log or Path(run.path) / 'logs'}")
-        out(f"inspect: grpo-tui inspect {run.id} · {_next_command(run)}")
+        out(f"inspect: grpo-tui inspect {run.reference} · {_next_command(run)}")
         return
     why = f": {run.error}" if run.error else ""
     out(f"run {run.id} {run.status} at step {run.step}{took}{why}")
     again = f" · resume: {run.resume_command}" if run.status == "stopped" else ""
-    out(f"inspect: grpo-tui inspect {run.id}{again}")
+    out(f"inspect: grpo-tui inspect {run.reference}{again}")
 
 
 def follow_to_end(run: RunInfo, *, out: Callable[[str], None] = say) -> None:
@@ -170,7 +170,7 @@ def _next_command(run: RunInfo) -> str:
     if run.mode in ("online", "eval"):
         return f"resume: {run.resume_command}"
     if checkpoints(checkpoint_folder(Path(run.path))):
-        return f"resume from its last checkpoint: grpo-tui train --resume {run.id}"
+        return f"resume from its last checkpoint: grpo-tui train --resume {run.reference}"
     return f"it has no checkpoint; start again: grpo-tui train {quote(f'{run.path}/{CONFIG_FILE}')}"
 
 
@@ -181,7 +181,6 @@ class _Progress:
         self.path, self.mode, self.out = Path(run.path), run.mode, out
         self.reader = RunReader(self.path)
         self.metric_row = 0
-        self.event_id = 0
         self.values: dict[str, float] = {}
         self.rates: dict[str, deque[float]] = {}
         """The newest outcomes of single requests, from which the rate is computed."""
@@ -192,7 +191,10 @@ class _Progress:
         self.process: psutil.Process | None = None
         self.lost = False
         self.trouble: object = None
-        self.skip_until = run.step  # a resumed run's old lines are not told again
+        while self._read_metrics():  # a resumed run's own values; its old lines are not printed again
+            pass
+        self.step = 0
+        self.event_id = max((event.id for event in self.reader.events(limit=1)), default=0)
 
     def until_end(self) -> RunInfo | None:
         """Follow the run to its end; return None if its record is removed before."""
@@ -238,7 +240,8 @@ class _Progress:
         except psutil.Error:
             return False
 
-    def print_new(self, *, last: bool) -> None:
+    def _read_metrics(self) -> bool:
+        """Read the next values; return whether there were any."""
         self.metric_row, new_points = self.reader.metrics.since(self.metric_row)
         for name, points in new_points.items():
             values = [value for _, value in points]
@@ -247,6 +250,10 @@ class _Progress:
                 values = [sum(self.rates[name]) / len(self.rates[name])]
             self.values[name] = values[-1]
             self.step = max(self.step, points[-1][0])
+        return bool(new_points)
+
+    def print_new(self, *, last: bool) -> None:
+        self._read_metrics()
         for event in self.reader.events(kinds=TOLD, after_id=self.event_id):
             self.event_id = max(self.event_id, event.id)
             if event.step >= self.step:
@@ -256,14 +263,12 @@ class _Progress:
             self._print_step()
 
     def _print_step(self) -> None:
-        if self.step > max(self.printed_step, self.skip_until):
+        if self.step > self.printed_step and self.mode in COLUMNS:
             self.out(step_line(self.mode, self.step, self.total, self.values))
             self.printed_step, self.printed_at = self.step, time.monotonic()
 
     def _tell(self, event: Event) -> None:
         if event.kind == "control" and event.data.get("command") in (None, "checkpoint"):
-            return
-        if event.step < self.skip_until:
             return
         mark = "! " if event.kind in ("alert", "error", "record") and event.data.get("severity") != "hint" else ""
         where = f"step {event.step}: " if event.step else ""
@@ -300,7 +305,7 @@ def step_line(mode: str, step: int, total: int | None, values: Mapping[str, floa
     """Return a line such as `step  12/150  reward 0.42 ± 0.21  success 0.31  KL 0.0012  1.2 s/step`."""
     width = len(str(total)) if total else 0
     parts = [f"step {step:>{width}}" + (f"/{total}" if total else "")]
-    for label, name in COLUMNS.get(mode, ()):
+    for label, name in COLUMNS[mode]:
         if name not in values:
             continue
         text = number(values[name])

@@ -218,7 +218,7 @@ def _print_summary(reader: RunReader, info: RunInfo) -> None:
             say(f"means of all rollouts: {means}")
     else:
         place = mask_text(address_of(Path(info.path)) or info.path)
-        say(f"run {name}: {info.status} at step {step}, mode {info.mode or 'not recorded'}, in {place}")
+        say(f"run {info.id}: {info.status} at step {step}, mode {info.mode or 'not recorded'}, in {place}")
         say(f"environment {info.environment}, model {info.model}, {stored}")
     if info.error:
         say(f"error: {(info.error.strip().splitlines() or ['unknown'])[-1]}")

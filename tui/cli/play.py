@@ -51,7 +51,7 @@ def play(
         ended = game.close()
     if ended.status == "crashed":
         fail(crash_reason(ended) or "the process ended without a message")
-    say(f"run {ended.id}: grpo-tui inspect {ended.id} · grpo-tui export {ended.id} --format messages")
+    say(f"run {ended.id}: grpo-tui inspect {ended.reference} · grpo-tui export {ended.reference} --format messages")
 
 
 def for_play(config: RunConfig) -> RunConfig:

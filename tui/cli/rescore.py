@@ -17,7 +17,7 @@ from ...engine.runs.read.reader import RunReader
 from ..format import MINUS, count
 from .common import ExitCode, Home, JsonOption, SetOption, ask, fail, json_line, say
 from .config import load
-from .train import own
+from .train import RewardOption, own
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
@@ -29,7 +29,7 @@ SHOWN = 10
 
 def rescore(
     reference: Annotated[str, typer.Argument(metavar="RUN", help="A training run.")],
-    reward: Annotated[list[str] | None, typer.Option(help="Reward functions, as in train.")] = None,
+    reward: RewardOption = None,
     set_: SetOption = None,
     as_json: JsonOption = False,
     *,
@@ -56,7 +56,7 @@ def rescore(
     if as_json:
         say(json_line({**vars(result), "causes": result.causes}))
     else:
-        _show(result, reference)
+        _show(result, info.reference)
 
 
 def judged(old: RunConfig, new: RunConfig, folder: str) -> Judged | None:
@@ -81,5 +81,5 @@ def _show(result: Rescored, reference: str) -> None:
     for f in strongest:
         change = f"{f.before:+.2f} → {f.after:+.2f}".replace("-", MINUS)
         say(f"  step {f.step}, group {f.group}: {change}, {f.cause}")
-        say(f"    grpo-tui inspect {quote(reference)} --trajectory {quote(f.rollout)}")
+        say(f"    grpo-tui inspect {reference} --trajectory {quote(f.rollout)}")
     say("This is exact for the recorded rollouts. Later rollouts would have come from another policy.")

@@ -53,7 +53,8 @@ def stop(
         what = f"run {info.id}" if after.active else f"the process {still[0]!r} of run {info.id}"
         fail(f"{what} has not stopped after {timeout:g} s and may still be saving; give a longer --timeout, or --force")
     say(f"run {after.id} {after.status} at step {after.step}")
-    say(f"resume with: {after.resume_command}")
+    if after.resume_command:
+        say(f"resume with: {after.resume_command}")
 
 
 def repair(run: RunReference, *, home: Home) -> None:
@@ -84,7 +85,7 @@ def repair(run: RunReference, *, home: Home) -> None:
 def live(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="A run's id, or a unique prefix of it.", autocompletion=known_runs),
+        typer.Argument(metavar="RUN", help="A run's id, or a unique prefix of it.", autocompletion=known_runs),
     ] = None,
     *,
     home: Home,
@@ -105,7 +106,7 @@ def live(
         runs = list_runs(home)
         info = next((r for r in runs if r.active), None)
         if info is None:
-            last = f"; the newest run has ended: grpo-tui inspect {runs[0].id}" if runs else ""
+            last = f"; the newest run has ended: grpo-tui inspect {runs[0].reference}" if runs else ""
             fail(f"no run is active in {home}{last}", ExitCode.NOT_FOUND)
     from .app import open_run
 

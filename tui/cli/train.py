@@ -130,6 +130,8 @@ def _recorded(
     if wrong is not None:
         fail(f"--resume uses the run's own configuration; leave {wrong} out (--set can change values)", ExitCode.USAGE)
     old = find_run(home, resume)
+    if not old.resume_command:
+        fail(f"run {old.id} has mode {old.mode} and cannot be resumed", ExitCode.USAGE)
     settings = load(str(Path(old.path) / "config.yaml"), set_)
     _refuse_modes(settings, "online")
     return old, settings
@@ -194,7 +196,7 @@ def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:
             say(
                 f"run {run.id} has finished {'its step' if total == 1 else f'all {total} steps'}. "
                 f"Its adapters are in {folder}. "
-                f"For more steps: grpo-tui train --resume {run.id} --set {key}.max_steps={2 * total}"
+                f"For more steps: grpo-tui train --resume {run.reference} --set {key}.max_steps={2 * total}"
             )
             raise typer.Exit(ExitCode.OK)
     elif run.step > 0 and not run.active and not checkpoints(checkpoint_folder(Path(run.path))):

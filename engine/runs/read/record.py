@@ -226,6 +226,6 @@ class Record:
             return
         if lost := missing_trajectories(connection.path, written, self.extent()[0]):
             if connection.path is path:
-                self.tell(f"{lost}; `grpo-tui repair {self.run_dir.name}` saves the readable part")
+                self.tell(f"{lost}; `grpo-tui repair {look(self.run_dir).reference}` saves the readable part")
             elif not look(self.run_dir).active:  # if active, its newest rows are in the WAL on its machine
                 self.tell(lost)

@@ -226,7 +226,7 @@ def test_a_run_with_a_damaged_record_does_not_go_on_unseen(start_small):
     record = Path(run.path) / "record.sqlite"
     whole = record.read_bytes()
     record.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(LaunchError, match=rf"damaged.*`grpo-tui repair {run.id}`"):
+    with pytest.raises(LaunchError, match=rf"damaged.*`grpo-tui repair {run.path}`"):
         start_small("goes on", resume=run.id)
     assert look(Path(run.path)).status == "stopped"
     record.write_bytes(whole)

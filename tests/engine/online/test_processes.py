@@ -120,13 +120,14 @@ def test_resuming_names_what_blocks_and_stop_ends_it(leftover: Any, monkeypatch:
 
     monkeypatch.setattr(start, "ENDING_SECONDS", 0.2)
     with pytest.raises(
-        LaunchError, match=rf"'worker' \(pid {worker.pid}\) of run one is still alive: `grpo-tui stop one`"
+        LaunchError, match=rf"'worker' \(pid {worker.pid}\) of run one is still alive: `grpo-tui stop {run_dir}`"
     ):
         start_run(read_config(run_dir), runs_dir=run_dir.parent, resume="one")
     command = [sys.executable, "-m", "grpo_tui.tui.cli", "stop", "one", "--runs-dir", str(run_dir.parent)]
     done = subprocess.run([*command, "--timeout", "20"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "stopping its other processes: worker" in done.stdout and "grpo-tui online --resume one" in done.stdout
+    assert "stopping its other processes: worker" in done.stdout
+    assert f"grpo-tui online --resume {run_dir}" in done.stdout
     assert worker.wait(10) == -signal.SIGTERM
     assert [r.id for r in list_runs(run_dir.parent)] == ["one"]
 

@@ -89,7 +89,7 @@ def test_rows_that_a_damaged_log_has_lost_are_told_and_what_is_left_goes_on(run_
         left = reader.rollouts.total()
         assert 0 < left < 112
         assert reader.problems and f"{112 - left} of 112 trajectories" in reader.problems[0]
-        assert "grpo-tui repair copy" in reader.problems[0]
+        assert f"grpo-tui repair {copy}" in reader.problems[0]
     assert f"{112 - left} of 112" in (damage(copy) or "")
     done = repair(copy)
     assert (done.saved, done.expected) == (left, 112)

@@ -120,7 +120,7 @@ class RunCard(Pane):
                 line.offer(Line(p).add(f" {sample}", p.muted), width)
                 lines.append(line)
         lines += wrapped(p, self.over_seeds, width, p.strong) if self.over_seeds else []
-        if info.status in ("crashed", "stopped"):
+        if info.status in ("crashed", "stopped") and info.resume_command:
             line = Line(p).add(info.resume_command, p.accent)
             line.offer(Line(p).add("  to resume", p.muted), width)
             lines += [Line(p), line]
