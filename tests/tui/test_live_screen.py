@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from grpo_tui import Recorder
 from grpo_tui.engine.runs.control.live import LiveTexts
 from grpo_tui.engine.runs.control.requests import ControlChannel
 from grpo_tui.engine.runs.read.reader import RunReader
@@ -460,3 +461,11 @@ async def test_a_log_that_cannot_be_read_is_said_in_a_sentence(own_runs: Path) -
         log.rmdir()
         log.symlink_to("/nowhere")
         assert "This run has no log yet." in await app.press("o")
+
+
+async def test_an_ended_run_promises_no_further_values(tmp_path: Path) -> None:
+    with Recorder("one", runs_dir=tmp_path) as record:
+        record.metrics(1, {"loss": 0.5})
+    async with running(tmp_path, Live(tmp_path / "one"), size=(120, 40)) as app:
+        assert "finished" in app.text and "not recorded" in app.text
+        assert "after the first" not in app.text and "c saves one" not in app.text and "a chat" not in app.text

@@ -155,9 +155,14 @@ class Reading:
         return "sft" if self.info.mode == "sft" else "rft"
 
     @property
-    def is_dump(self) -> bool:
-        """Return whether another framework wrote the run, so that missing data will not arrive."""
-        return self.info.mode == "dump"
+    def foreign(self) -> bool:
+        """Return whether another program trained the policy."""
+        return self.info.mode in ("dump", "recorded")
+
+    @property
+    def complete(self) -> bool:
+        """Return whether missing data will not arrive."""
+        return self.info.mode == "dump" or not self.info.active
 
     @property
     def pending(self) -> RunRequest | None:

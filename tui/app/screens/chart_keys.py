@@ -169,9 +169,9 @@ class ChartKeys(WindowKeys, FollowsRun):
         self.chart.smoothing, self.chart.log = view.weight, view.log
         self.chart.panels = view.chart.panels
         names = metrics_of(view.chart.metrics, shown.names)
-        wait = "not recorded; m: next chart" if shown.is_dump else "appears after the first step; m: next chart"
+        wait = "not recorded; m: next chart" if shown.complete else "appears after the first step; m: next chart"
         self.chart.put(view.heading, series_of(names, curves, shown.latest, self.x), wait)
-        reason = "not recorded" if shown.is_dump else "KL appears after the first update"
+        reason = "not recorded" if shown.complete else "KL appears after the first update"
         reason = "KL is not measured: beta is 0" if shown.latest.get(metric.BETA) == 0 else reason
         self.kl.put(KL_HEADING, kl_series(shown, curves, self.x), reason)
 

@@ -151,7 +151,7 @@ class LiveScreen(ChartKeys, RequestKeys):
 
     def hint_label(self, action: str, label: str) -> str:
         shown = self.shown
-        if action == "chat" and (shown is None or shown.is_dump or shown.info.active != self._online):
+        if action == "chat" and (shown is None or shown.foreign or shown.info.active != self._online):
             return ""
         if action in ("stop", "checkpoint") and shown is not None and shown.state == "ended":
             return ""
@@ -181,7 +181,7 @@ class LiveScreen(ChartKeys, RequestKeys):
 
     def _empty(self, shown: Reading) -> frozenset[str]:
         """Return the empty panels of one of our own runs. The other panels take their room."""
-        if shown.is_dump or shown.info.mode == "recorded":
+        if shown.foreign:
             return frozenset()
         has = {
             "chart": any(series.ys for series in self.chart.series),
@@ -254,7 +254,7 @@ class LiveScreen(ChartKeys, RequestKeys):
             self.shell.open(Further(self.reads.path, "Chat"))
             return None
         kept = list(policies(checkpoint_folder(self.reads.path)))
-        if shown.is_dump or shown.info.mode not in ("rft", "sft"):
+        if shown.info.mode not in ("rft", "sft"):
             self.say("You can only chat with policies that grpo-tui trained.")
             return None
         hint = f"steps {', '.join(map(str, kept[-12:])) or 'none'} · base: before training · empty: the last step"

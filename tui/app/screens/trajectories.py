@@ -275,7 +275,7 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
         return [
             "No trajectory was recorded yet.",
             "",
-            "They appear here as soon as the first step ends.",
+            "While a run is active, they appear here after each step.",
             "v shows the dashboard of the run",
         ]
 

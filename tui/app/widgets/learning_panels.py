@@ -146,7 +146,7 @@ class ActionBars(LivePanel):
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
         if not self.latest:
-            return [Line(p).add("no actions yet", p.faint, cells=width, align="^")]
+            return self.nothing("no actions yet", width)
         names = sorted(self.latest, key=lambda n: -self.latest[n])
         shares = dict(zip(names, whole_percents([self.latest[n] for n in names]), strict=True))
         name_width = min(max(map(len, names)), max(8, width // 2 - 4, min(24, width - 17)))

@@ -36,8 +36,8 @@ class LivePanel(Pane):
         self.changed()
 
     def nothing(self, when: str, width: int) -> list[Line]:
-        """Return the line of an empty panel: when data will appear, or that a dump has none."""
-        text = "not recorded" if self.reading.is_dump else when
+        """Return the line of an empty panel: when data will appear, or that an ended run has none."""
+        text = "not recorded" if self.reading.complete else when
         return [Line(self.palette).add(text, self.palette.faint, cells=width, align="^")]
 
     @property
