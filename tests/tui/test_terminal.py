@@ -152,6 +152,14 @@ def test_a_signal_to_continue_starts_no_second_input_thread(
         assert screen.wait() == 0
 
 
+def test_the_size_is_that_of_the_terminal_whatever_the_environment_says(run: Path) -> None:
+    words = ("-c", f"import os; os.environ.update(COLUMNS='1000', LINES='5')\n{OPEN}", str(run))
+    with app_terminal(*words, cwd=run.parent, variables={"XDG_STATE_HOME": run.parent / "state"}) as screen:
+        screen.see("1 of 320", "q quit")
+        screen.press("q")
+        assert screen.wait() == 0
+
+
 def test_no_color_sends_no_colour(run: Path) -> None:
     words = ("-c", f"import os; os.environ['NO_COLOR'] = '1'\n{OPEN}", str(run), "3")
     with app_terminal(*words, cwd=run.parent, variables={"XDG_STATE_HOME": run.parent / "state"}) as screen:

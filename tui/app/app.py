@@ -6,6 +6,7 @@ Only the modules of the first screen are imported at the start, so the first pai
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import unicodedata
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -203,6 +204,9 @@ def _runner(app: GrpoApp, screen: Screen, action: str) -> Callable[[], Awaitable
 
 def run_app(runs_dir: Path, start: Destination | None = None, greeting: str = "") -> None:
     """Open the app at `start`, by default the list of runs, and return when it ends."""
+    if sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns:
+        for name in ("COLUMNS", "LINES"):  # Textual would believe them, also after a resize
+            os.environ.pop(name, None)
     app = GrpoApp(Path(runs_dir), start, greeting=greeting)
     gc.freeze()  # imports live as long as the app; collections skip them and stay unnoticed
     gc.enable()
