@@ -6,6 +6,7 @@ import difflib
 import errno
 import os
 import time
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -105,6 +106,15 @@ def list_runs(runs_dir: Path) -> list[RunInfo]:
     return sorted(runs.values(), key=lambda r: (r.created, r.id), reverse=True)
 
 
+def check_readable(runs_dir: Path) -> None:
+    """Raise PermissionError if the folder, or a folder in it that may be a run, cannot be read."""
+    with suppress(FileNotFoundError):
+        os.listdir(runs_dir)
+    for name in _folders(runs_dir):
+        with suppress(FileNotFoundError):
+            os.stat(runs_dir / name / RUN_FILE)
+
+
 @cache
 def _index(runs_dir: Path, here: str) -> RunIndex:
     return RunIndex(runs_dir)
@@ -121,6 +131,7 @@ def find_run(runs_dir: Path, ref: str | os.PathLike[str]) -> RunInfo:
     if text == "latest":
         runs = list_runs(runs_dir)
         if not runs:
+            check_readable(runs_dir)
             raise RunNotFound(f"there is no run in {runs_dir} yet: start one with `grpo-tui train`")
         return runs[0]
     if is_address(text):

@@ -21,8 +21,9 @@ def use(name):
     with Recorder(name, runs_dir="runs") as record:
         record.rollouts(1, [{{"prompt": "a", "completion": "b", "reward": 1.0}}])
     for words in (
-        ["runs"], ["inspect", "closed"], ["inspect", "unreadable"], ["repair", "unreadable"],
-        ["export", "unreadable", "--out", f"{{name}}.jsonl"], ["inspect", "dump.jsonl"], ["inspect", "dumps"],
+        ["runs"], ["runs", "--runs-dir", "only"], ["inspect", "closed"], ["inspect", "unreadable"],
+        ["repair", "unreadable"], ["export", "unreadable", "--out", f"{{name}}.jsonl"],
+        ["inspect", "dump.jsonl"], ["inspect", "dumps"],
     ):
         print("==", *words, flush=True)
         print("exit code", run(words), flush=True)
@@ -30,7 +31,9 @@ def use(name):
 use("first")  # imports everything while that is allowed
 for name in ("closed", "unreadable"):
     shutil.copytree("runs/first", f"runs/{{name}}")
+shutil.copytree("runs/first", "only/closed")
 os.chmod("runs/closed", 0)
+os.chmod("only/closed", 0)
 os.chmod("runs/unreadable/record.sqlite", 0)
 os.chmod("dumps/closed.jsonl", 0)
 os.chmod("dumps/folder", 0)
@@ -76,6 +79,7 @@ def said(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
 def test_a_folder_of_another_user_hides_no_other_run(said: dict[str, str]) -> None:
     assert "second" in said["runs"] and "first" in said["runs"] and "exit code 0" in said["runs"]
     assert "closed cannot be read: Permission denied\nexit code 3" in said["inspect closed"]
+    assert "only/closed/run.json cannot be used: Permission denied\nexit code 1" in said["runs --runs-dir only"]
 
 
 def test_a_record_of_another_user_is_not_damaged(said: dict[str, str]) -> None:

@@ -42,9 +42,9 @@ def is_branch(info: RunInfo) -> bool:
 
 def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
     """Return the runs of a folder and recent dumps by path. Values read from a record are reused until the run
-    advances. Raises OSError if the folder cannot be read."""
+    advances. Raises PermissionError if all that is there cannot be read."""
     from ...engine.imports.cache import recent  # imported here to keep the first paint fast
-    from ...engine.launch.find import list_runs
+    from ...engine.launch.find import check_readable, list_runs
 
     rows = {}
     for info in (*list_runs(folder), *map(look, recent()[:DUMPS])):
@@ -55,6 +55,8 @@ def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
             rows[info.path] = replace(old, info=info)
         else:
             rows[info.path] = RunRow(info, old.headline if old is not None else NOTHING)
+    if not rows:
+        check_readable(folder)
     return rows
 
 

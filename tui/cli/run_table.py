@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...engine.launch.find import list_runs
+from ...engine.launch.find import check_readable, list_runs
 from ...engine.runs.health.headline import Headline, of_status
 from ...engine.runs.paths import runs_dir as resolve_runs_dir
 from ...engine.runs.types import RunInfo
@@ -40,8 +38,7 @@ def print_runs(runs_dir: Path | None, *, as_json: bool = False) -> None:
             say(json_line(facts(run)))
         return
     if not found:
-        with suppress(FileNotFoundError):
-            os.listdir(home)
+        check_readable(home)
         say(f"no runs in {home} yet; start one with `grpo-tui train`")
         return
     rows: list[tuple[str, ...]] = [HEADS]
