@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.training.previews import first_prompt
+from grpo_tui.tui.cli.init import Hardware, _hardware
 from tests.forked import forked_processes
 
 from .conftest import Cli
@@ -24,6 +26,8 @@ HERE = Path(__file__).parent
     ("arguments", "said"),
     [
         (["trian"], "No such command 'trian'"),
+        (["config"], "Missing command; see `grpo-tui config --help`"),
+        (["bisect", "latest", "--filter", " "], "--filter is empty"),
         (["train", "--mode", "rl"], "'sft', 'rft'"),
         (["train", "--num-processes", "0"], "--num-processes"),
         (["train", "--set", "training.max_stps=3"], "training.max_steps"),
@@ -132,6 +136,20 @@ def test_an_encoding_without_a_character_shows_a_question_mark(module: str, tmp_
     answer = subprocess.run(words, env=environment, capture_output=True)
     assert answer.returncode == 0 and answer.stderr == b""
     assert b"one" in answer.stdout and b"?" in answer.stdout
+
+
+def test_the_hardware_question_of_init_takes_capitals():
+    assert _hardware(" CPU ") is Hardware.cpu
+    with pytest.raises(typer.BadParameter, match="'tpu' is neither cpu nor gpu"):
+        _hardware("tpu")
+
+
+def test_bytes_of_standard_input_that_are_no_text_are_replaced():
+    """A surrogate would end `play` in the tokenizer."""
+    code = "from grpo_tui.tui.cli.output import prepare_streams; prepare_streams(); print(ascii(input()))"
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+    answer = subprocess.run([sys.executable, "-c", code], env=environment, input=b"a\xffb\n", capture_output=True)
+    assert answer.stdout == b"'a\\ufffdb'\n"
 
 
 @pytest.mark.parametrize(

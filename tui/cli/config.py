@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from ...configs.schema import RunConfig
 
 
-app = typer.Typer(help="Show or check a configuration.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Show or check a configuration.", rich_markup_mode=None)
 
 ConfigArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[CONFIG]", help="A YAML file or a preset's name. Without it, all defaults apply."),
+    typer.Argument(metavar="CONFIG", help="A YAML file or a preset's name. Without it, all defaults apply."),
 ]
 
 

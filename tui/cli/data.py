@@ -8,7 +8,7 @@ import typer
 
 from .common import ExitCode, SetOption, ask, fail, say
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 
 @app.callback()

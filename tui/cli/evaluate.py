@@ -16,7 +16,7 @@ from ...engine.runs.paths import CONFIG_FILE
 from ..format import MINUS
 from .common import ExitCode, Home, SetOption, fail, json_line, on_terminal, say, warn
 from .config import load
-from .train import own
+from .train import RewardOption, own
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    subjects: Annotated[list[str], typer.Argument(metavar="SUBJECT…", help="Policies. The first is the baseline.")],
+    subjects: Annotated[list[str], typer.Argument(metavar="SUBJECT", help="Policies. The first is the baseline.")],
     model: Annotated[str | None, typer.Option(help="Name of the model, for an endpoint given as a URL.")] = None,
     api_key_env: Annotated[
         str | None, typer.Option(help="Environment variable with the endpoint's API key. Default: OPENAI_API_KEY.")
     ] = None,
     config: Annotated[str | None, typer.Option(help="Configuration with tasks and rewards.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Tasks from a dataset, as in train.")] = None,
-    reward: Annotated[list[str] | None, typer.Option(help="Reward functions, as in train.")] = None,
+    reward: RewardOption = None,
     tasks: Annotated[int | None, typer.Option(min=1, help="Number of held-out tasks.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Rollouts per task.")] = 1,
     temperature: Annotated[

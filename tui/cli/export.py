@@ -73,7 +73,8 @@ def export(
     if out.exists() and not (out.is_file() or out.is_dir()):
         fail(f"--out: {out} is not a file; --out - writes to a pipe", ExitCode.USAGE)
     if out.exists() and (chosen.folder or out.is_dir() or not named):
-        other = "choose another" if chosen.folder else "choose another file with --out, or --out this one to replace it"
+        other = "choose another" if named else "choose another with --out"
+        other += "" if named or chosen.folder else ", or --out this one to replace it"
         fail(f"{out} already exists; {other}", ExitCode.USAGE)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:

@@ -88,8 +88,15 @@ def _ask(
         answer = typer.prompt("3 of 4 · reward function (file.py:name; empty: write rewards.py)", default="")
         reward = answer.strip() or None
     if hardware is None:
-        hardware = Hardware(typer.prompt("4 of 4 · cpu or gpu", default=gpu.value, type=Hardware))
-    return str(model), str(dataset), reward, hardware
+        hardware = typer.prompt("4 of 4 · cpu or gpu", default=gpu.value, value_proc=_hardware)
+    return str(model), str(dataset), reward, hardware or gpu
+
+
+def _hardware(answer: str) -> Hardware:
+    try:
+        return Hardware(answer.strip().lower())
+    except ValueError:
+        raise typer.BadParameter(f"{answer!r} is neither cpu nor gpu") from None
 
 
 def reward_file(answer: str | None) -> str:

@@ -15,7 +15,7 @@ from .dumps import run_or_dump
 def mcp(
     dumps: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[DUMP…]", help="Dumps of other frameworks that the agent can also read."),
+        typer.Argument(metavar="DUMP", help="Dumps of other frameworks that the agent can also read."),
     ] = None,
     http: Annotated[int | None, typer.Option(metavar="PORT", min=1, max=65535, help="Serve HTTP on 127.0.0.1.")] = None,
     allow_notes: Annotated[bool, typer.Option("--allow-notes", help="Let the agent write notes on rollouts.")] = False,

@@ -13,9 +13,9 @@ from .dumps import opened, run_or_dump
 
 def note(
     reference: RunOrDump,
-    trajectory: Annotated[str | None, typer.Argument(metavar="[ID]", help="The trajectory: its id or number.")] = None,
+    trajectory: Annotated[str | None, typer.Argument(metavar="ID", help="The trajectory: its id or number.")] = None,
     text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="One line. Without it, the note is printed.")
+        str | None, typer.Argument(metavar="TEXT", help="One line. Without it, the note is printed.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one note per line, as JSON.")] = False,
     *,

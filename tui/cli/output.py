@@ -44,12 +44,13 @@ class CliError(GrpoTuiError):
 
 
 def prepare_streams() -> None:
-    """Let output in an encoding without a character, such as ✓ in ASCII, show `?` there. Closed streams are empty."""
+    """Let output in an encoding without a character, such as ✓ in ASCII, show `?` there, and input that is not text
+    `�`. Closed streams are empty."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in this order: each takes the lowest number
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-        elif isinstance(stream, TextIOWrapper) and mode == "w":
+        elif isinstance(stream, TextIOWrapper):
             with suppress(OSError):  # a stream that was not opened by Python itself
                 stream.reconfigure(errors="replace")
 

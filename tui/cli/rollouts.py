@@ -13,7 +13,7 @@ import typer
 
 from .common import ExitCode, SetOption, fail, say
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None)
 
 
 @app.callback()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def web(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="A run or a dump. Default: the list of runs.", autocompletion=known_runs),
+        typer.Argument(metavar="RUN", help="A run or a dump. Default: the list of runs.", autocompletion=known_runs),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port. 0 chooses a free one.")] = 0,
     *,
