@@ -134,13 +134,13 @@ class RunInfo:
         """The run in a command for the same shell: its id, or its path if it is not in the default folder of runs."""
         from shlex import quote  # local import: a list of runs does not need it
 
-        return self.id if Path(self.path).parent == runs_dir() else quote(self.path)
+        return self.id if Path(self.path).absolute().parent == runs_dir() else quote(self.path)
 
     @property
     def resume_command(self) -> str:
         """The command that continues the run; empty for a run that no command continues."""
-        command = {"": "train --resume", "sft": "train --resume", "rft": "train --resume", "online": "online --resume",
-                   "eval": "eval"}.get(self.mode)  # fmt: skip
+        others = {"online": "online --resume", "eval": "eval", "play": "", "recorded": "", "dump": ""}
+        command = others.get(self.mode, "train --resume")
         return f"grpo-tui {command} {self.reference}" if command else ""
 
 

@@ -121,7 +121,7 @@ class RunCard(Pane):
                 lines.append(line)
         lines += wrapped(p, self.over_seeds, width, p.strong) if self.over_seeds else []
         if info.status in ("crashed", "stopped") and info.resume_command:
-            line = Line(p).add(info.resume_command, p.accent)
+            *first, line = wrapped(p, info.resume_command, width, p.accent)
             line.offer(Line(p).add("  to resume", p.muted), width)
-            lines += [Line(p), line]
+            lines += [Line(p), *first, line]
         return [line for line in lines if line.width <= width]
