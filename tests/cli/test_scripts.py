@@ -11,6 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo_tui.engine.runs.control.status import look
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.tui.cli.inspect import _place
+from grpo_tui.tui.cli.output import CliError
 
 from .conftest import Cli
 from .record import HOSTILE, record, trajectory
@@ -156,9 +159,18 @@ def test_stopping_a_run_that_has_ended_says_so(cli: Cli, recorded: Path):
     assert "not running" in answer.stdout
 
 
-def test_the_shell_completes_the_ids_of_runs(cli: Cli, recorded: Path):
-    answer = cli(_GRPO_TUI_COMPLETE="complete_bash", COMP_WORDS="grpo-tui inspect 11", COMP_CWORD="2")
+@pytest.mark.parametrize("command", ["inspect", "check", "rescore", "train --resume"])
+def test_the_shell_completes_the_ids_of_runs(cli: Cli, recorded: Path, command: str):
+    words = f"grpo-tui {command} 11"
+    answer = cli(_GRPO_TUI_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(words.count(" ")))
     assert RUN in answer.stdout.split()
+
+
+def test_the_app_opens_at_no_step_that_is_not_there(recorded: Path):
+    with RunReader(recorded) as reader:
+        assert _place(reader, "1/2") == (1, 1)
+        with pytest.raises(CliError, match="--at: rollout 1 has 2 steps, and no step 9"):
+            _place(reader, "1/9")
 
 
 def test_an_export_to_a_folder_asks_for_another_name(cli: Cli, recorded: Path):

@@ -51,7 +51,10 @@ RunReference = Annotated[
     str,
     typer.Argument(metavar="RUN", help="A run's id, a unique prefix of it, or `latest`.", autocompletion=known_runs),
 ]
-RunOrDump = Annotated[str, typer.Argument(metavar="RUN_OR_DUMP", help="A run, or a file or folder of rollouts.")]
+RunOrDump = Annotated[
+    str,
+    typer.Argument(metavar="RUN_OR_DUMP", help="A run, or a file or folder of rollouts.", autocompletion=known_runs),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Maps = Annotated[
     list[str] | None,

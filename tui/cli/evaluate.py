@@ -14,7 +14,7 @@ from ...engine.launch.find import find_run
 from ...engine.launch.settings import read_config
 from ...engine.runs.paths import CONFIG_FILE
 from ..format import MINUS
-from .common import ExitCode, Home, SetOption, fail, json_line, on_terminal, say, warn
+from .common import ExitCode, Home, JsonOption, SetOption, fail, json_line, on_terminal, say, warn
 from .config import load
 from .train import RewardOption, own
 
@@ -44,7 +44,7 @@ def evaluate(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of tasks and sampling.")] = None,
     set_: SetOption = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")] = False,
+    json_: JsonOption = False,
     fail_under: Annotated[
         float | None, typer.Option(min=0, help="Exit with 1 if the last success rate (0 to 1) is lower.")
     ] = None,

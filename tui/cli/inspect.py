@@ -177,20 +177,19 @@ def _place(reader: RunReader, at: str) -> tuple[int, int | None]:
         if not (slash and step.isdecimal()):
             reference, step = at, "1"
     try:
-        return reader.bodies.number(reference), max(0, int(step) - 1)
+        n = reader.bodies.number(reference)
     except LookupError as error:
         fail(f"--at: {error}", ExitCode.NOT_FOUND)
+    if int(step) > (steps := len(reader.bodies.trajectory(n).trajectory.steps)):
+        fail(f"--at: rollout {n} has {count(steps, 'step')}, and no step {int(step)}", ExitCode.NOT_FOUND)
+    return n, max(0, int(step) - 1)
 
 
 def _print_rendered(reader: RunReader, at: str) -> None:
     from ..app.printed import page_width, text_lines
 
     n, step = _place(reader, at)
-    record = reader.bodies.trajectory(n)
-    if step is not None and step >= len(record.trajectory.steps):
-        steps = count(len(record.trajectory.steps), "step")
-        fail(f"--at: rollout {n} has {steps}, and no step {step + 1}", ExitCode.NOT_FOUND)
-    for text in text_lines(record, step, page_width()):
+    for text in text_lines(reader.bodies.trajectory(n), step, page_width()):
         say(text)
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from ...configs.errors import GrpoTuiError
 from ...engine.launch.find import find_run
@@ -15,7 +13,7 @@ from ...engine.launch.settings import read_config
 from ...engine.runs.paths import CONFIG_FILE
 from ...engine.runs.read.reader import RunReader
 from ..format import MINUS, count
-from .common import ExitCode, Home, JsonOption, SetOption, ask, fail, json_line, say
+from .common import ExitCode, Home, JsonOption, RunReference, SetOption, ask, fail, json_line, say
 from .config import load
 from .train import RewardOption, own
 
@@ -28,7 +26,7 @@ SHOWN = 10
 
 
 def rescore(
-    reference: Annotated[str, typer.Argument(metavar="RUN", help="A training run.")],
+    reference: RunReference,
     reward: RewardOption = None,
     set_: SetOption = None,
     as_json: JsonOption = False,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import ExitCode, Home, SetOption, ask, fail, on_terminal, say
+from .common import ExitCode, Home, SetOption, ask, fail, known_runs, on_terminal, say
 from .config import ConfigArgument, chosen_lines, load
 
 if TYPE_CHECKING:
@@ -62,7 +62,10 @@ def train(
     ] = False,
     run_id: RunIdOption = None,
     headless: HeadlessOption = False,
-    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Resume a run from its last checkpoint.")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Resume a run from its last checkpoint.", autocompletion=known_runs),
+    ] = None,
     seeds: Annotated[
         int, typer.Option(min=1, help="Train with this many seeds, one run after another, and print the mean.")
     ] = 1,
