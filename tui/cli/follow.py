@@ -181,6 +181,7 @@ class _Progress:
         self.path, self.mode, self.out = Path(run.path), run.mode, out
         self.reader = RunReader(self.path)
         self.metric_row = 0
+        self.event_id = 0
         self.values: dict[str, float] = {}
         self.rates: dict[str, deque[float]] = {}
         """The newest outcomes of single requests, from which the rate is computed."""
@@ -191,13 +192,13 @@ class _Progress:
         self.process: psutil.Process | None = None
         self.lost = False
         self.trouble: object = None
+
+    def until_end(self) -> RunInfo | None:
+        """Follow the run to its end; return None if its record is removed before."""
         while self._read_metrics():  # a resumed run's own values; its old lines are not printed again
             pass
         self.step = 0
         self.event_id = max((event.id for event in self.reader.events(limit=1)), default=0)
-
-    def until_end(self) -> RunInfo | None:
-        """Follow the run to its end; return None if its record is removed before."""
         while True:
             info = self.reader.info()
             if info.pid is not None and self.process is None:
