@@ -20,10 +20,11 @@ import sys
 import threading
 import time
 import weakref
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, is_dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -70,7 +71,8 @@ class Recorder:
     new run is called `NAME-2`, `NAME-3`, …. resume: continue the newest of these runs. resume_from_step: continue the
     newest one that reached this step, and remove later rows. process: a name for each process of a distributed
     training, such as `rank1`. The first process (`training`) creates the run and reports its status; the others join.
-    Values in `config` and environment variables whose names indicate a secret are masked.
+    config: a mapping, a dataclass or argparse's arguments. Values in it and environment variables are masked if their
+    names indicate a secret.
 
     Raises ValueError for a name that cannot be a folder, and TypeError for a step or a reward that is not a number.
     Nothing else raises into training.
@@ -85,7 +87,7 @@ class Recorder:
         environment: str = "",
         model: str = "",
         total_steps: int | None = None,
-        config: Mapping[str, object] | None = None,
+        config: Mapping[str, object] | Any = None,
         process: str = "training",
         resume: bool = False,
         resume_from_step: int | None = None,
@@ -344,6 +346,8 @@ class Recorder:
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             old = read_json(self.run_dir / RUN_FILE)
+            if is_dataclass(config) or isinstance(config, Namespace):
+                config = asdict(config) if not isinstance(config, Namespace) else vars(config)  # keys can be masked
             facts = {
                 "command": mask_command(sys.argv),
                 "recorded_by": "grpo_tui.Recorder",

@@ -181,6 +181,8 @@ def completion(value: object) -> tuple[Message, ...]:
     parts = listed(value)
     if parts and all(isinstance(p, int | float) for p in parts):  # the answer itself is a list
         return (Message("assistant", text(value) or ""),)
+    if parts and all(isinstance(p, str) for p in parts):
+        return tuple(turn for part in parts for turn in completion(part))
     if parts and all(isinstance(p, Mapping) and "role" not in p and p.get("type") in _PARTS for p in parts):
         return (message({"role": "assistant", "content": parts}),)
     return conversation(value)

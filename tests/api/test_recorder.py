@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections import Counter
+from dataclasses import make_dataclass
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -117,6 +119,13 @@ def test_secrets_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     Recorder("mine", runs_dir=tmp_path, config={"api_key": "sk-very-secret", "lr": 1e-3}).close()
     text = (tmp_path / "mine" / "run.json").read_text()
     assert "very-secret" not in text and "0.001" in text and "--lr=3" in text
+    for name, config in (
+        ("space", Namespace(token="very-secret")),
+        ("data", make_dataclass("C", ["token"])("very-secret")),
+    ):
+        Recorder(name, runs_dir=tmp_path, config=config).close()
+        text = (tmp_path / name / "run.json").read_text()
+        assert "very-secret" not in text and '"token"' in text
 
 
 def test_what_comes_after_the_end_is_counted_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from grpo_tui.engine.imports.dump import format_of
 from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats import FORMATS
+from grpo_tui.engine.imports.messages import completion
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.rollout import Message, Rollout
 from grpo_tui.engine.runs.read.reader import RunReader
@@ -163,6 +164,11 @@ def test_what_is_no_dump_is_named(data: bytes, sentence: str, tmp_path: Path) ->
 
 def test_an_answer_that_is_a_list_of_numbers_is_a_text() -> None:
     assert said(rollouts({"prompt": "sort", "output": [1, 2]})[0].completion) == ["[1, 2]"]
+
+
+def test_texts_in_a_list_are_turns_of_the_agent() -> None:
+    assert [said(part) for part in (completion(["a", "b"]), completion(["a"]))] == [["a", "b"], ["a"]]
+    assert all(m.is_agent for m in completion(["a", "b"]))
 
 
 def test_rewards_of_turns_stand_in_their_messages() -> None:
