@@ -76,6 +76,7 @@ TERMINAL_BENCH = Mapped(
         "extra": ("parser_results",),
     },
     ignored=("id",),
+    finish=lambda rollout, document, origin: replace(rollout, same_as_id=True),  # also in its trial's folder
     split="eval",
     unknown={"turns": "the results hold no turns: they are in the logs of the agent"},
 )

@@ -151,7 +151,7 @@ _SYSTEM = ("system", "system_prompt", "instructions", "systemInstruction", "syst
 _KEYS: dict[str, tuple[str, ...]] = {
     "id": ("id", "rollout_id", "trajectory_id", "sample_id", "request_id", "key", "recordId"),
     "group": ("group", "group_id", "group_uid", "uid", "prompt_group", "metadata.group"),
-    "prompt_id": ("prompt_id", "example_id", "task_id", "problem_id", "metadata.task", "instance_id"),
+    "prompt_id": ("prompt_id", "example_id", "task_id", "problem_id", "metadata.task"),
     "index": ("rollout", "rollout_index", "sample_idx", "sample_index", "completion_index"),
     "step": ("step", "global_step", "training_step", "iteration", "metadata.step", "info.step"),
     "prompt": (
@@ -160,7 +160,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     ),
     "completion": (
         "completion", "response", "output", "generation", "completion_text", "generated_text", "result.message",
-        "actual_output", "modelOutput", "outputs", "model_patch", "sample.output",
+        "actual_output", "modelOutput", "outputs", "sample.output",
     ),
     "system": (
         *_SYSTEM, *(f"{request}.{key}" for request in ("request", "modelInput", "inputs") for key in _SYSTEM),
@@ -181,7 +181,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     ),
     "env": ("env", "environment", "env_id", "data_source", "dataset", "source"),
     "agent": ("agent", "agent_name"),
-    "model": ("model", "model_name", "response.body.model", "result.message.model", "model_name_or_path"),
+    "model": ("model", "model_name", "response.body.model", "result.message.model"),
     "split": ("split",),
     "policy_version": ("policy_version", "weight_version", "version"),
     "token_count": (

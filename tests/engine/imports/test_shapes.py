@@ -121,6 +121,12 @@ def test_results_of_terminal_bench() -> None:
     trial = {"trial_name": "a.1", "task_id": "a", "instruction": "do", "is_resolved": True, "failure_mode": "unset"}
     (rollout,) = rollouts({"results": [trial], "accuracy": 1.0})
     assert (rollout.id, rollout.group, rollout.correct, rollout.split) == ("a.1", "a", True, "eval")
+    assert rollout.same_as_id, "the folder of the trial holds it again"
+
+
+def test_predictions_beside_trajectories_are_no_rollouts() -> None:
+    predictions = {"a": {"instance_id": "a", "model_name_or_path": "m", "model_patch": "diff"}}
+    assert format_of(predictions, Origin(Path("preds.json"), Path()), FORMATS) is None
 
 
 def test_a_mark_of_a_cut_text_ends_it() -> None:
