@@ -160,6 +160,7 @@ class Recorder:
                 f"rollouts={list(rollouts)} is one mapping; expected a list with a mapping for each rollout"
             )
         checked_rollouts = [checked(rollout) for rollout in rollouts]
+        self._at(step)
         if threading.current_thread() is self._thread:  # from work given to `later`
             self._store(step, checked_rollouts)
         else:
@@ -271,7 +272,6 @@ class Recorder:
         return records
 
     def _store(self, step: int, rollouts: Sequence[RolloutLike]) -> None:
-        self._at(step)
         if step > self._newest:
             self._write_means()
             self._newest = step
@@ -372,10 +372,14 @@ class Recorder:
 
 
 def _end_with_python(found: weakref.ref[Recorder]) -> None:
-    """End a run that nobody closed when the program ends, with the error that ended the program."""
+    """End a run that nobody closed when the program ends: as crashed if an error ended it, or before its last step."""
     recorder, error = found(), getattr(sys, "last_value", None)
-    if recorder is not None and recorder._thread.is_alive():
-        recorder.close(failed=None if error is None else _message(error))
+    if recorder is None or not recorder._thread.is_alive():
+        return
+    failed = None if error is None else _message(error)
+    if failed is None and recorder._step < (recorder.total_steps or 0):
+        failed = f"the program ended at step {recorder._step} of {recorder.total_steps}"
+    recorder.close(failed=failed)
 
 
 def _message(error: BaseException) -> str:

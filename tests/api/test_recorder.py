@@ -317,15 +317,24 @@ def test_token_ids_and_rewards_of_turns_of_a_mapping_are_recorded(tmp_path: Path
         assert breakdown is not None and breakdown.steps[0].total == 0.5
 
 
-@pytest.mark.parametrize(("end", "status"), [("", "finished"), ("raise ValueError('oops')", "crashed")])
-def test_a_program_that_ends_without_closing_its_record_loses_nothing(end: str, status: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("total", "end", "status", "error"),
+    [
+        (None, "", "finished", None),
+        (9, "", "crashed", "the program ended at step 3 of 9"),
+        (3, "raise ValueError('oops')", "crashed", "ValueError: oops"),
+    ],
+)
+def test_a_program_that_ends_without_closing_its_record_loses_nothing(
+    total: int | None, end: str, status: str, error: str | None, tmp_path: Path
+) -> None:
     code = (
-        "import sys; from grpo_tui import Recorder; record = Recorder('mine', runs_dir=sys.argv[1])\n"
-        f"for step in range(1, 4): record.rollouts(step, [{{'prompt': 'p', 'reward': 1}}] * 50)\n{end}"
+        f"import sys; from grpo_tui import Recorder; r = Recorder('mine', runs_dir=sys.argv[1], total_steps={total})\n"
+        f"for step in range(1, 4): r.rollouts(step, [{{'prompt': 'p', 'reward': 1}}] * 50)\n{end}"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=os.environ, capture_output=True, check=not end)
     info = look(tmp_path / "mine")
-    assert (info.status, info.error) == (status, "ValueError: oops" if end else None)
+    assert (info.status, info.error) == (status, error)
     with RunReader(tmp_path / "mine") as reader:
         assert reader.rollouts.total() == 150
 
