@@ -1,4 +1,4 @@
-"""Read a CSV, JSON or Parquet file as a table, with its values as they are written.
+"""Read the rows of a CSV, JSON or Parquet file, with their values as they are written.
 
 `datasets` would turn text that looks like a date into one, 42 next to 2.5 into 42.0, 007 into 7 and NA into nothing,
 and treats brackets in a path as a pattern.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +21,21 @@ from .runner import DataError
 _NUMBER = re.compile(r"\s*[+-]?(?:(?:0|[1-9]\d{0,299})(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
 
 
-@dataclass(frozen=True)
-class SourceTable:
-    """The rows of a source. Each has all columns."""
-
-    columns: list[str]
-    rows: Sequence[Mapping[str, object]]
-
-
-def table_of_file(source: str, path: Path) -> SourceTable:
-    """Read a file by its ending. Raises DataError."""
+def rows_of_file(source: str, path: Path) -> list[dict[str, object]]:
+    """Read a file by its ending. Each row has all columns. Raises DataError."""
     if path.suffix == ".csv":
-        return _csv_table(source, path)
+        return _csv_rows(source, path)
     if path.suffix == ".parquet":
         try:
-            found = parquet.ParquetFile(path).read()
-            return SourceTable(found.column_names, found.to_pylist())
+            return parquet.ParquetFile(path).read().to_pylist()
         except Exception as problem:  # pyarrow raises various errors
             raise DataError(f"{source} cannot be read: {one_line(problem)[:200]}") from problem
     rows = [row for _, row in json_rows(source, path)]
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    return SourceTable(columns, [{column: row.get(column) for column in columns} for row in rows])
+    return [{column: row.get(column) for column in columns} for row in rows]
 
 
-def _csv_table(source: str, path: Path) -> SourceTable:
+def _csv_rows(source: str, path: Path) -> list[dict[str, object]]:
     csv.field_size_limit(2**31 - 1)  # prompts may exceed the default of 131,072 characters
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -59,9 +49,7 @@ def _csv_table(source: str, path: Path) -> SourceTable:
     for i, name in enumerate(header):
         again = f".{header[:i].count(name)}" if name in header[:i] else ""
         columns[(name or f"Unnamed: {i}") + again] = _values([cells[i] for cells in lines])
-    return SourceTable(
-        list(columns), [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    )
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _values(cells: Sequence[str]) -> list[object]:

@@ -24,7 +24,7 @@ from ...configs.checks import FILES, is_path
 from ...configs.sections import DataConfig
 from ...configs.sections.data import holds_tasks
 from ...envs.user_code import one_line
-from .files import SourceTable, json_rows, kind_of, table_of_file
+from .files import json_rows, kind_of, rows_of_file
 from .runner import DataError
 
 logger = logging.getLogger(__name__)
@@ -66,25 +66,25 @@ def read_tasks(config: DataConfig, source: str, split: str) -> list[Task]:
     """Return all rows of a source as tasks. Raises DataError."""
     if holds_tasks(source):
         return _tasks_of_environments(config, source, split)
-    table = read_table(config, source, split)
-    if len(table.rows) == 0:
+    rows = read_rows(config, source, split)
+    if len(rows) == 0:
         raise DataError(f"{source} has no rows")
-    maker = TaskMaker(config, source, table.columns)
-    return [maker.task(row, number) for number, row in enumerate(table.rows, 1)]
+    maker = TaskMaker(config, source, list(rows[0]))
+    return [maker.task(row, number) for number, row in enumerate(rows, 1)]
 
 
 def _tasks_of_environments(config: DataConfig, source: str, split: str) -> list[Task]:
     path = Path(source).expanduser()
     if path.is_dir():
-        rows = enumerate(read_table(config, source, split).rows, 1)
+        rows = enumerate(read_rows(config, source, split), 1)
     else:
         _check_plain(config, source, split)
         rows = json_rows(source, path)
     return [{**row, "row": number} for number, row in rows]
 
 
-def read_table(config: DataConfig, source: str, split: str) -> SourceTable:
-    """Read a file, a saved folder or a hub dataset as a table. Raises DataError."""
+def read_rows(config: DataConfig, source: str, split: str) -> Sequence[Mapping[str, object]]:
+    """Read a file, a saved folder or a hub dataset. Each row has all columns. Raises DataError."""
     disable_progress_bar()  # keep it out of log files
     set_verbosity(logging.CRITICAL)  # the DataError reports problems in one sentence
     if not source.strip():
@@ -101,7 +101,7 @@ def read_table(config: DataConfig, source: str, split: str) -> SourceTable:
         raise DataError(f"there is no file {source} (looked from {Path.cwd()})")
     if path.is_file():
         _check_plain(config, source, split)
-        return table_of_file(source, path)
+        return rows_of_file(source, path)
     try:
         revision = config.revision
         found = load_from_disk(str(path)) if path.is_dir() else load_dataset(source, config.name, revision=revision)
@@ -113,7 +113,7 @@ def read_table(config: DataConfig, source: str, split: str) -> SourceTable:
         raise DataError(f"{source} has no split {split}; it has {', '.join(map(str, found))}")
     else:
         found = found[split]
-    return SourceTable(list(found.column_names), cast("Sequence[Mapping[str, object]]", found))
+    return cast("Sequence[Mapping[str, object]]", found)
 
 
 def _check_plain(config: DataConfig, source: str, split: str) -> None:

@@ -95,10 +95,11 @@ def first_prompt(config: RunConfig) -> str:
 
 def columns(config: RunConfig) -> str:
     """Return the names of the dataset's columns as a JSON list. Raises DataError."""
-    from ..rollouts.sources import read_table
+    from ..rollouts.sources import read_rows
 
     assert config.data.source is not None
-    return json.dumps(read_table(config.data, config.data.source, config.data.split).columns)
+    rows = read_rows(config.data, config.data.source, config.data.split)
+    return json.dumps(list(rows[0]) if len(rows) else [])
 
 
 def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
