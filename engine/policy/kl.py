@@ -98,20 +98,6 @@ def top_k_directions(policy_logits: Tensor, reference: TopKDistribution) -> KLDi
 
 
 @dataclass(frozen=True)
-class BetaSettings:
-    """Settings of `BetaController`. KLs in nats per token."""
-
-    beta_update_mode: Literal["fixed", "auto"] = "auto"
-    initial_beta: float = 0.02
-    target_kl: float = 0.05
-    kl_tolerance: float = 0.01
-    factor: float = 1.2
-    min_beta: float = 1e-4
-    max_beta: float = 10.0
-    window: int = 20
-
-
-@dataclass(frozen=True)
 class BetaChange:
     """One change of beta: the step, both values, the mean KL that caused it, and the reason in one sentence."""
 
@@ -122,20 +108,29 @@ class BetaChange:
     reason: str
 
 
+@dataclass(eq=False)
 class BetaController:
-    """Sets the weight of the KL penalty (docs/architecture/online.md).
+    """Sets the weight of the KL penalty (docs/architecture/online.md). KLs in nats per token.
 
     After each update, the mean of the last `window` KLs is compared with the target. Above `target_kl + kl_tolerance`,
     beta is multiplied by `factor`. Below `target_kl − kl_tolerance`, it is divided by it. In between (bounds included)
     it stays. Beta never leaves `[min_beta, max_beta]`; with `fixed` it never moves.
     """
 
-    def __init__(self, config: BetaSettings) -> None:
-        self.config = config
-        self._automatic = config.beta_update_mode == "auto"
-        self.beta = self._clamped(config.initial_beta) if self._automatic else config.initial_beta
-        self._recent: deque[float] = deque(maxlen=config.window)
-        self._start: deque[float] = deque(maxlen=config.window)
+    beta_update_mode: Literal["fixed", "auto"] = "auto"
+    initial_beta: float = 0.02
+    target_kl: float = 0.05
+    kl_tolerance: float = 0.01
+    factor: float = 1.2
+    min_beta: float = 1e-4
+    max_beta: float = 10.0
+    window: int = 20
+
+    def __post_init__(self) -> None:
+        self._automatic = self.beta_update_mode == "auto"
+        self.beta = self._clamped(self.initial_beta) if self._automatic else self.initial_beta
+        self._recent: deque[float] = deque(maxlen=self.window)
+        self._start: deque[float] = deque(maxlen=self.window)
 
     @property
     def mean_kl_divergence(self) -> float:
@@ -165,8 +160,7 @@ class BetaController:
             self._start.append(float(start_kl))
         if not self._automatic:
             return None
-        mean, target, tolerance = self.mean_kl_divergence, self.config.target_kl, self.config.kl_tolerance
-        factor = self.config.factor
+        mean, target, tolerance, factor = self.mean_kl_divergence, self.target_kl, self.kl_tolerance, self.factor
         if mean > target + tolerance:
             new = self._clamped(self.beta * factor)
             reason = f"×{factor:g}: mean KL {mean:.4g} is above {target:g} + {tolerance:g}, the policy moves too fast"
@@ -177,7 +171,7 @@ class BetaController:
             return None
         if new == self.beta:  # already at the clamp
             return None
-        if new in (self.config.min_beta, self.config.max_beta):
+        if new in (self.min_beta, self.max_beta):
             reason += f"; held at the limit {new:g}"
         change = BetaChange(step, self.beta, new, mean, reason)
         self.beta = new
@@ -191,8 +185,8 @@ class BetaController:
         configured."""
         if self._automatic:
             self.beta = self._clamped(float(state["beta"]))
-        self._recent = deque(map(float, state["recent"]), maxlen=self.config.window)
-        self._start = deque(map(float, state.get("start", ())), maxlen=self.config.window)
+        self._recent = deque(map(float, state["recent"]), maxlen=self.window)
+        self._start = deque(map(float, state.get("start", ())), maxlen=self.window)
 
     def _clamped(self, beta: float) -> float:
-        return min(max(beta, self.config.min_beta), self.config.max_beta)
+        return min(max(beta, self.min_beta), self.max_beta)

@@ -21,7 +21,7 @@ from ...rewards.diagnosis import Diagnosis
 from ...rewards.orchestrator import RewardOrchestrator
 from ..agents.chat_agent import ChatAgent
 from ..policy.activations import bytes_of_token, room, spare_memory
-from ..policy.kl import BetaController, BetaSettings
+from ..policy.kl import BetaController
 from ..policy.memory import micro_batch
 from ..policy.models import save_policy
 from ..policy.sources import foreign_template
@@ -178,7 +178,7 @@ def _add_callbacks(
     trainer, recorder, training = findings.trainer, findings.recorder, config.training
     controller = beta = None
     if training.beta_mode == "auto":
-        controller = BetaController(BetaSettings("auto", training.beta, training.target_kl, training.kl_tolerance))
+        controller = BetaController("auto", training.beta, training.target_kl, training.kl_tolerance)
         beta = AutomaticBeta(trainer, recorder, controller)
     recording = GRPORecording(trainer, recorder, controller)
     recording.observers.append(findings)
@@ -228,7 +228,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, num_rows: int, lim
             "equally; make prompts_per_step a multiple of the number of processes"
         )
     micro = micro_batch(rows // world, training, limit)
-    beta = max(training.beta, BetaSettings.min_beta) if training.beta_mode == "auto" else training.beta
+    beta = max(training.beta, BetaController.min_beta) if training.beta_mode == "auto" else training.beta
     return trl_arguments(
         GRPOConfig,
         "training.trl",

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ....configs.sections.online import OnlineConfig
-from ...policy.kl import BetaChange, BetaController, BetaSettings, kl_directions
+from ...policy.kl import BetaChange, BetaController, kl_directions
 from ...policy.prepared import forward_agent_tokens
 from ...policy.token_scores import DENSE_LOGITS
 from ...policy.unwrap import vocabulary_of
@@ -94,7 +94,7 @@ class PolicyUpdater:
         self.ema = {n: p.detach().clone() for n, p in self.parameters.items()}
         """The smoothed parameters, by name. These are published."""
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=config.lr_adaptive_min, weight_decay=0.0)
-        self.beta = BetaController(BetaSettings(**config.kl.model_dump(exclude={"limit"})))
+        self.beta = BetaController(**config.kl.model_dump(exclude={"limit"}))
         self.baseline = RobustBaseline()
         self.ratings = RatingBaseline()
         self.influence = Influence(config.source_share)

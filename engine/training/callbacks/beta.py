@@ -43,8 +43,8 @@ class AutomaticBeta(RunCallback):
                 **{"from": change.old, "to": change.new},
                 reason=change.reason,
                 mean_kl=change.mean_kl,
-                target_kl=controller.config.target_kl,
-                tolerance=controller.config.kl_tolerance,
+                target_kl=controller.target_kl,
+                tolerance=controller.kl_tolerance,
             )
 
     def _save(self, folder: Path) -> None:

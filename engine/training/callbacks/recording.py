@@ -107,9 +107,8 @@ class GRPORecording(StepRecording[GRPOEnvTrainer]):
         measured |= judge.take_metrics() if isinstance(judge, Judge) else {}
         measured |= {**trainer.phases.take(), metric.BETA: trainer.beta, **times}
         self._timeline(step, times.get(metric.STEP_SECONDS, 0.0))
-        if self.controller is not None:
-            settings = self.controller.config
-            measured |= {metric.KL_TARGET: settings.target_kl, metric.KL_TOLERANCE: settings.kl_tolerance}
+        if (beta := self.controller) is not None:
+            measured |= {metric.KL_TARGET: beta.target_kl, metric.KL_TOLERANCE: beta.kl_tolerance}
         if trainer.entropy_coef:
             measured[metric.ENTROPY_WEIGHT] = trainer.entropy_coef
         moved = self._movement.measure(logs.get("learning_rate", 0.0), logs.get("grad_norm", 0.0))

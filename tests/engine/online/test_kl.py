@@ -16,7 +16,6 @@ from grpo_tui.configs.sections.online import KLConfig
 from grpo_tui.engine.policy.kl import (
     BetaChange,
     BetaController,
-    BetaSettings,
     kl_directions,
     top_k_directions,
     top_k_distribution,
@@ -123,7 +122,7 @@ def controller(**changes: Any) -> BetaController:
         "max_beta": 0.3,
         "window": 1,
     }
-    return BetaController(BetaSettings(**{**base, **changes}))
+    return BetaController(**{**base, **changes})
 
 
 def test_beta_follows_the_rule_exactly() -> None:

@@ -17,7 +17,7 @@ from grpo_tui.engine.online.learn import policy_update
 from grpo_tui.engine.online.learn.influence import PRIOR, Influence, RatingBaseline, RobustBaseline
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
 from grpo_tui.engine.online.store.update_task import OriginalLogits, TaskError, UpdateTask
-from grpo_tui.engine.policy.kl import BetaController, BetaSettings
+from grpo_tui.engine.policy.kl import BetaController
 from grpo_tui.engine.policy.prepared import PreparedModel
 
 from .tiny import logits_of, logprobs_of, lora_model, make_task, online_config
@@ -425,7 +425,7 @@ def test_a_repeated_request_moves_the_policy_less_and_less() -> None:
 
 def test_beta_does_not_fall_while_the_policy_leaves_its_start() -> None:
     u = updater()
-    u.beta = BetaController(BetaSettings(target_kl=10.0, window=8))  # every update is far below the target
+    u.beta = BetaController(target_kl=10.0, window=8)  # every update is far below the target
     betas = []
     for i in range(12):
         report, _ = u.apply(
