@@ -47,10 +47,9 @@ class AdapterError(GrpoTuiError, RuntimeError):
 class Probe:
     """The log-probs of a policy on a fixed text, which verify that a server serves the same policy.
 
-    token_ids: the text, N tokens. logprobs: float32 [N - 1], nats, of each token but the first, at temperature 1.
-    next_logprobs: float32 [V], nats, of every possible next token, at `PROBE_TEMPERATURE`."""
+    logprobs: float32 [N - 1], nats, of each token but the first, at temperature 1. next_logprobs: float32 [V], nats, of
+    every possible next token, at `PROBE_TEMPERATURE`."""
 
-    token_ids: tuple[int, ...]
     logprobs: np.ndarray
     next_logprobs: np.ndarray
 
@@ -128,7 +127,7 @@ class AdapterPublisher:
             logits = base_of(model)(input_ids=tokens, use_cache=False).logits[0].float()
         logprobs = logits[:-1].log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
         following = (logits[-1] / PROBE_TEMPERATURE).log_softmax(-1)
-        return Probe(self.text, logprobs.cpu().numpy(), following.cpu().numpy())
+        return Probe(logprobs.cpu().numpy(), following.cpu().numpy())
 
     def offer(
         self,
@@ -293,7 +292,7 @@ class AdapterPublisher:
     async def _prove(self, client: ServerClient, adapter: Adapter) -> None:
         request = GenerateRequest(
             model=adapter.name,
-            token_ids=adapter.probe.token_ids,
+            token_ids=self.text,
             max_tokens=PROBE_TOKENS,
             request_id=f"probe-{adapter.name}-{os.urandom(4).hex()}",
             temperature=PROBE_TEMPERATURE,
