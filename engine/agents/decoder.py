@@ -106,10 +106,11 @@ class Decoder:
             mask = seen.see(mask)
             keep |= seen.arguments
             position_ids = position_ids if seen.position_ids is None else seen.position_ids
+        masks = {kind: self._mask(mask, positions, kv_length, window) for kind, window in self.windows.items()}
         output = self.base(
             input_ids=tokens,
             position_ids=position_ids,
-            attention_mask=self._masks(mask, positions, kv_length),
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             past_key_values=cache,
             use_cache=True,
             **keep,
@@ -124,12 +125,6 @@ class Decoder:
         if not cached or self.config._attn_implementation == "eager":
             return decoding(self.model, None)
         return decoding(self.model, IMPLEMENTATION if self.device.type in ("cpu", "cuda") else "sdpa")
-
-    def _masks(
-        self, mask: torch.Tensor, positions: torch.Tensor, kv_length: int
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
-        masks = {kind: self._mask(mask, positions, kv_length, window) for kind, window in self.windows.items()}
-        return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _mask(self, mask: torch.Tensor, positions: torch.Tensor, kv_length: int, window: int | None) -> torch.Tensor:
         if window is not None and window < kv_length:

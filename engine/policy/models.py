@@ -2,12 +2,10 @@
 
 Supervised and reinforcement fine-tuning, the online engine and the benchmarks all load through `load_policy`.
 
-**The reference policy.** Reinforcement fine-tuning starts from SFT adapters, and its KL penalty compares with that
-starting policy, not with the bare base. Adapters are loaded as `default`, trainable. TRL's `GRPOTrainer`, given a
-`PeftModel` and beta > 0, copies them into a second, frozen adapter `ref` before the first step. For a resumed run, load
-the SFT adapters here again and let the trainer load its checkpoint afterwards: `ref` then equals the adapters that the
-run began with. Save with `save_adapters`, which writes only `default`. Plain `PeftModel.from_pretrained(base, folder)`
-loads it.
+**The reference policy.** SFT adapters are loaded as `default`, trainable. TRL's `GRPOTrainer`, given a `PeftModel` and
+beta > 0, copies them into a second, frozen adapter `ref` before the first step. For a resumed run, load the SFT
+adapters here again and let the trainer load its checkpoint afterwards: `ref` then equals the adapters that the run
+began with.
 """
 
 from __future__ import annotations

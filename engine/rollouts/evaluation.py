@@ -22,7 +22,6 @@ class EvaluationOutcome:
 
     @property
     def n(self) -> int:
-        """The number of tasks."""
         return len(self.outcomes)
 
     @property

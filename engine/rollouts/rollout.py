@@ -102,7 +102,6 @@ class Rollout:
 
     @property
     def agent_tokens(self) -> int:
-        """The number of tokens that the agent wrote."""
         return int(self.agent_mask.sum())
 
     @property

@@ -58,7 +58,6 @@ class Server:
         self.busy_until = max(self.busy_until, time.monotonic() + busy.pause_s(self.pauses - 1))
 
     def answered(self, sent: float, tokens: int) -> None:
-        """Record a turn with this number of tokens."""
         self.heard = time.monotonic()
         self.turns += 1
         self.tokens += tokens

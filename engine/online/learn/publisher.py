@@ -160,7 +160,6 @@ class Publisher:
         return "the next validation sets a new baseline"
 
     def _validate_last_state(self, state: str, reason: str) -> None:
-        """Replace an unreadable candidate with the last commit."""
         if not self.ledger.commit():
             return
         self.ledger.tell(f"{reason} The last committed state is validated instead.")

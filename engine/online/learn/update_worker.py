@@ -1,10 +1,7 @@
 """The update worker: take a task, update, commit, publish. Each task takes effect once, even after a kill.
 
-Life cycle: 1. `Working` creates an `UpdateWorker`, which takes the lock of the snapshot folder, and the lease of a
-shared queue. 2. Tasks that a dead worker had taken are queued again, and its last committed state is loaded (model,
-EMA, optimiser, beta, baseline, update number). 3. The logs catch up with the journal. 4. Updates happen in memory.
-After `commit_every` of them, the state goes to a new file, and one transaction names that file, settles its tasks and
-adds their journal rows. 5. Only committed updates are published.
+Updates happen in memory. After `commit_every` of them, the state goes to a new file, and one transaction of the queue
+names that file, settles its tasks and adds their journal rows. Only committed updates are published.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The worker's state on disk: one safetensors file per commit, named by the queue's transaction.
 
-A commit writes the state to a new file. Then one transaction of the queue names that file, settles the tasks that it
-contains and adds their journal rows. The logs are written from the journal afterwards. The file name is
-`state.<update>-<time>.<XXH3-128 of its bytes>.safetensors`, so damage is detected. The previous state is kept as a
-fallback.
+The file name is `state.<update>-<time>.<XXH3-128 of its bytes>.safetensors`, so damage is detected. The previous state
+is kept as a fallback.
 
 `recover` finds the state from which a worker continues. Update numbers never fall below any that was used. Normally it
 is the state that the queue names. If that is damaged, or the queue or its last commits were lost, the newest intact

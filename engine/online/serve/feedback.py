@@ -254,7 +254,6 @@ def rate(engine: InferenceEngine, answer: Answer, good: bool) -> Learned:
 
 
 def _comparable(engine: InferenceEngine, answer: Answer) -> bool:
-    """Return whether other samples can be compared with the answer."""
     return engine.extract is not None and answer.extracted is not None
 
 

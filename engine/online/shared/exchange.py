@@ -32,7 +32,6 @@ class Exchange:
         self._root = ""
 
     def put(self, path: Path, name: str) -> None:
-        """Upload a file durably."""
         with self._readable_errors("written"):
             self.write(name, path.read_bytes())
 
@@ -80,7 +79,6 @@ class Exchange:
             files.rm_file(path)
 
     def _find(self, name: str) -> tuple[Any, str]:
-        """Return the file system and the path of a file."""
         if self._files is None:
             import fsspec
 

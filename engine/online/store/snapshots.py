@@ -1,16 +1,8 @@
 """Versioned snapshots of the served model, published atomically.
 
-The writer of version N: 1. Write the tensors, the manifest (size, checksum, keys, base model, parent version) and the
-new pointer to temporary names (`ema_model_snapshot.v<N>.safetensors.tmp`, `….json.tmp`, `latest_model_version.txt.tmp`)
-and fsync them. 2. Rename the manifest, then the tensors. A version exists once its tensors have their final name.
-3. fsync the folder. 4. `os.replace` the pointer `latest_model_version.txt` and fsync the folder.
-
-A reader: read the pointer, take a shared lock on its file, check size and checksum against the manifest, map the file.
-If the check fails, the reader uses the newest version that passes.
-
 No file is overwritten in place. Version numbers only grow, even across restarts. Deleting a version needs an exclusive
 lock, which a reader's lock prevents. Locks are `flock`s and end with their process. `docs/architecture/online.md`
-explains each step.
+explains each step of a writer and of a reader.
 """
 
 from __future__ import annotations

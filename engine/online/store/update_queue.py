@@ -4,12 +4,8 @@ An engine *queues* a task, the worker *takes* it, and it is *settled* once: `app
 the policy too far), `stale` (from a policy too many versions ago), `refused` (harmful; kept, not retried) or `dropped`
 (the queue was full).
 
-Delivery is at least once: a task that a dead worker had taken is queued again. Its effect is exactly once: one
-transaction of `settle` commits the outcomes, the name of the state file that contains exactly those updates, and their
-journal rows. A worker killed before the commit continues from the previous state; one killed after it, from the new
-state.
-
 A full queue drops its oldest task, because newer experience is closer to the current policy.
+`docs/architecture/online.md` lists the guarantees of delivery.
 """
 
 from __future__ import annotations

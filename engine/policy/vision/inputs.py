@@ -84,7 +84,6 @@ class VisionModel:
         return self._rope is not None
 
     def positions(self, token_ids: np.ndarray, images: Images) -> TokenPositions:
-        """Return the positions of a row of T tokens."""
         if self._rope is None or not images:  # they equal the indices
             return TokenPositions(np.zeros((3, 0), np.int64), 0)
         # Positions after the last image are counted on from there, so rows with the same beginning share the result.

@@ -54,7 +54,6 @@ class VisionTower:
 
     @property
     def trained(self) -> bool:
-        """Whether any weight of the vision tower is trained."""
         return any(p.requires_grad for p in self._parameters())
 
     @property

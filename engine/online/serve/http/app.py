@@ -114,7 +114,6 @@ class Api:
         return JSONResponse(answer_as_json(await self.engine.answer(ask, request)))
 
     async def feedback(self, request: HttpRequest) -> Response:
-        """`POST /v1/feedback`: feedback on an answer."""
         feedback = read(Feedback, await self.guard.json_body(request))
         if feedback.verdict is None and feedback.answer is None and feedback.correction is None:
             raise HttpProblem(400, "give verdict (right or wrong), the right answer, or a correction", param="verdict")

@@ -219,5 +219,4 @@ def _timed_out(request: Request) -> HttpProblem:
 
 
 def _ending() -> HttpProblem:
-    """Return the error for callers of a run that is being stopped."""
     return HttpProblem(503, "the run is being stopped. Try again later.", retry_after_s=5)
