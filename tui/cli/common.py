@@ -42,9 +42,8 @@ def known_runs(incomplete: str) -> list[str]:
     """Return ids of runs for the shell's completion."""
     from ...engine.launch.find import list_runs
 
-    return [run.id for run in list_runs(runs_dir()) if run.id.startswith(incomplete)] + (
-        ["latest"] if "latest".startswith(incomplete) else []
-    )
+    ids = (*(run.id for run in list_runs(runs_dir())), "latest")
+    return [id_ for id_ in ids if id_.startswith(incomplete)]
 
 
 RunReference = Annotated[
