@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...rewards.embedding import segment_means
 from .packing import Packing
 from .vocabulary_head import TokenLogProbs
 
@@ -65,5 +64,8 @@ def turn_means(hidden: Tensor, turns: Sequence[np.ndarray], steps: Sequence[int]
     counts = [int(t.max(initial=-1)) + 1 for t in turns] if steps is None else list(steps)
     starts = np.cumsum([0, *counts[:-1]])
     owner = np.concatenate([start + t.astype(np.int64) for start, t in zip(starts, turns, strict=True)])
-    means = segment_means(hidden, torch.from_numpy(owner).to(hidden.device), sum(counts))
+    segment = torch.from_numpy(owner).to(hidden.device)
+    sums = torch.zeros(sum(counts), hidden.shape[-1], dtype=torch.float32, device=hidden.device)
+    sums.index_add_(0, segment, hidden.float())
+    means = sums / torch.bincount(segment, minlength=sum(counts)).clamp(min=1)[:, None]
     return list(means.split(counts))

@@ -14,8 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_tui.envs.trajectory import Step
-from grpo_tui.rewards.components.curiosity import CuriosityDrivenRewardModule, DynamicsModel, rms_normalized
-from grpo_tui.rewards.embedding import ActionEncoder
+from grpo_tui.rewards.components.curiosity import (
+    ActionEncoder,
+    CuriosityDrivenRewardModule,
+    DynamicsModel,
+    rms_normalized,
+)
 from tests.forked import ForkedProcess
 
 from .episodes import step
@@ -235,7 +239,7 @@ def test_action_vectors_are_the_same_in_every_process():
     assert torch.equal(vectors[0], vectors[2])
     assert not torch.equal(vectors[0], vectors[1])
     command = (
-        "from grpo_tui.rewards.embedding import ActionEncoder; from grpo_tui.envs.trajectory import Step;"
+        "from grpo_tui.rewards.components.curiosity import ActionEncoder; from grpo_tui.envs.trajectory import Step;"
         "s = Step(0, '', action='LOOK', arguments={'x': 1}); print(ActionEncoder()([s], ['k']).tolist());"
         "print(hash('LOOK'))"
     )
