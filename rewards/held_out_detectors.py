@@ -14,7 +14,7 @@ from statistics import fmean, variance
 
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
-from .batch_statistics import groups_of, mean_total, spread_of, total_of
+from .batch_statistics import fell, groups_of, mean_total, spread_of, total_of
 from .batches import Batch, HeldOut, RolloutSummary
 from .detectors import Finding, detector, ids_of
 
@@ -156,11 +156,9 @@ def _holds(prompt: str, texts: Iterable[str]) -> bool:
 
 def _more_often(hits: int, total: int, usual: int, others: int) -> bool:
     """Return whether training prompts have a property significantly more often than held-out ones."""
-    if min(total, others) < TASKS:
+    if min(total, others) < TASKS or hits / total - usual / others <= LEAK:
         return False
-    pooled = (hits + usual) / (total + others)
-    error = math.sqrt(pooled * (1 - pooled) * (1 / total + 1 / others))
-    return hits / total - usual / others > max(LEAK, Z * error)
+    return fell((hits, total), (usual, others), Z)
 
 
 @detector(need.PROMPTS, need.HELD_OUT)
