@@ -5,7 +5,6 @@ It is multi-turn, text-only and deterministic, and serves as the example for aut
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from .agent import Message
 from .base import Demonstrator, EnvOptions, Split, StepResult
 from .calls import ToolCall, format_call
 from .multi_turn import MultiTurnEnv
+from .seeds import split_of
 from .tools import Argument, ToolSpec
 from .trajectory import StepContext
 
@@ -80,8 +80,7 @@ class CalculatorEnv(MultiTurnEnv[CalculatorState]):
                 operation, b = rng.choice(OPERATIONS), rng.randrange(2, 10)
                 operations.append([operation, b])
                 value = apply(operation, value, b)
-            held_out = hashlib.sha1(repr((start, operations)).encode()).digest()[0] < 64
-            if held_out == (split == "eval"):
+            if split_of(repr((start, operations))) == split:
                 tasks.append({"start": start, "operations": operations, "answer": str(value)})
         return tasks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from typing import Literal
 
 
 def seed_of(*parts: int | str) -> int:
@@ -17,6 +18,11 @@ def split_seeds(split: str, n: int, seed: int) -> list[int]:
     """Return `n` seeds for generated tasks: even ones for `train`, odd ones for `eval`."""
     rng = random.Random(f"{split} {seed}")
     return [rng.randrange(2**30) * 2 + (split == "eval") for _ in range(n)]
+
+
+def split_of(content: str, held_out: int = 64) -> Literal["train", "eval"]:
+    """Return the split of generated content by its hash: `eval` for `held_out` of 256 contents."""
+    return "eval" if hashlib.sha1(content.encode()).digest()[0] < held_out else "train"
 
 
 def task_id(env: str, task: object) -> str:

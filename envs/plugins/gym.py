@@ -6,7 +6,6 @@ Either single-turn, with the whole turn as the answer, or with a scratch pad, wh
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,20 +17,15 @@ from ..base import Demonstrator, EnvOptions, FixedTurns, Split, StepResult
 from ..calls import ToolCall, format_call, without_thoughts
 from ..extraction import ENVIRONMENT, make_extractor
 from ..multi_turn import MultiTurnEnv
+from ..seeds import split_of
 from ..tools import ANSWER, Argument, ToolSpec
 from . import optional
 
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
 
-EVAL_SHARE = 64
-"""Of 256: questions whose hash byte is below this are held out."""
 SIZE = 2**20
 """Number of tasks that a data set can generate per seed."""
-MAX_ANSWER = 10_000
-"""Maximum characters of an answer. Longer ones are wrong without evaluation."""
-CORRECT = 0.999
-"""Minimum score of a right answer. reasoning-gym gives partial credit."""
 
 NOTE = ToolSpec("NOTE", "Writes something down before answering.", (Argument("text", "string", "anything"),))
 
@@ -44,8 +38,8 @@ class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
     text between `<answer>` tags, or the whole turn. instruction: a sentence after the question. answer: extract the
     answer by a form of `envs/extraction.py` instead, such as `last_number` or `boxed`.
 
-    Several data sets score an answer by letting sympy evaluate it. Therefore answers that contain `__` are wrong
-    without evaluation, and so are answers that cannot be scored.
+    Several data sets score an answer by letting sympy evaluate it. Therefore long answers and answers that contain
+    `__` are wrong without evaluation, and so are answers that cannot be scored.
     """
 
     name = "reasoning-gym"
@@ -84,8 +78,7 @@ class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
         tasks = []
         for index in range(min(SIZE, 200 + 40 * n)):
             entry = self._entry(seed, index)
-            held_out = hashlib.sha1(str(entry["question"]).encode()).digest()[0] < EVAL_SHARE
-            if held_out == (split == "eval"):
+            if split_of(str(entry["question"])) == split:
                 tasks.append({"seed": seed, "index": index, "answer": str(entry["answer"])})
                 if len(tasks) == n:
                     return tasks
@@ -117,7 +110,7 @@ class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
         if call.name == "NOTE":
             return StepResult("noted")
         score = self._score(text.strip(), state)
-        correct = score >= CORRECT
+        correct = score >= 0.999  # reasoning-gym gives partial credit
         return StepResult("correct" if correct else "wrong", score, True, text.strip(), correct)
 
     def routes(self, task: Mapping[str, int | str]) -> Sequence[str]:
@@ -135,7 +128,7 @@ class ReasoningGymEnv(MultiTurnEnv[dict[str, object], Mapping[str, int | str]]):
     # ------------------------------------------------------------------------------------------------ data
 
     def _score(self, answer: str, entry: dict[str, object]) -> float:
-        if len(answer) > MAX_ANSWER or "__" in answer:
+        if len(answer) > 10_000 or "__" in answer:
             return 0.0
         try:
             score = float(self._data(0).score_answer(answer, entry))

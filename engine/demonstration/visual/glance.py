@@ -6,7 +6,6 @@ tokens.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -22,6 +21,7 @@ from ....envs.base import Demonstrator, FixedTurns, Split, StepResult
 from ....envs.calls import ToolCall
 from ....envs.content import ImageBlock, Picture, TextBlock
 from ....envs.multi_turn import MultiTurnEnv
+from ....envs.seeds import split_of
 from ....envs.trajectory import StepContext
 from .clips import clip_of_task
 from .scenes import Background, Scene, SceneOptions, sample_shape
@@ -40,11 +40,8 @@ ASKED = {
 }
 PLACES = {2: ("left", "right"), 3: ("left", "middle", "right")}
 """Names of a picture's shapes from left to right, by the number of shapes."""
-RADII = (6.0, 7.0)
 APART = 7.0
 """Minimum horizontal distance in pixels between the centres of two shapes."""
-EVAL_SHARE = 64
-"""Of 256: scenes whose hash byte is below this are held out."""
 
 
 class GlanceEnv(MultiTurnEnv):
@@ -112,7 +109,7 @@ def make_task(split: Split, seed: int, index: int, question: str) -> dict[str, o
     while True:
         scene = _scene(rng)
         content = json.dumps(scene.to_json(), sort_keys=True)
-        if (hashlib.sha1(content.encode()).digest()[0] < EVAL_SHARE) == (split == "eval"):
+        if split_of(content) == split:
             break
     colours = [shape.colour for shape in scene.objects]
     places = PLACES[len(colours)]
@@ -125,7 +122,7 @@ def make_task(split: Split, seed: int, index: int, question: str) -> dict[str, o
 
 def _scene(rng: random.Random) -> Scene:
     """Sample two or three shapes of different colours and forms, from left to right on a plain background."""
-    options = SceneOptions(COLOURS, SHAPES, RADII, photo_share=0.0)
+    options = SceneOptions(COLOURS, SHAPES, radii=(6.0, 7.0), photo_share=0.0)
     level = rng.randrange(200, 240)
     scene = Scene(SIDE, SIDE, Background("plain", (level, level, level)), noise=2.0, seed=rng.randrange(2**31))
     count = rng.choice(COUNTS)

@@ -8,16 +8,14 @@ that all questions about one picture stay together.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
 from ....envs.base import Split
+from ....envs.seeds import split_of
 
 NAMES = ("questions.jsonl", "metadata.jsonl")
 """Files to look for in a folder."""
-EVAL_SHARE = 51
-"""Of 256: pictures whose hash byte is below this are held out."""
 
 
 def read_tasks(path: str | Path) -> dict[Split, list[dict[str, object]]]:
@@ -66,7 +64,7 @@ def _task(line: str, where: str, folder: Path) -> tuple[Split, dict[str, object]
         raise ValueError(f'{where}: "answer" must be text, a number, or a list of these')
     split = row.get("split")
     if split is None:
-        split = "eval" if hashlib.sha1(Path(paths[0]).name.encode()).digest()[0] < EVAL_SHARE else "train"
+        split = split_of(Path(paths[0]).name, held_out=51)
     elif split in ("test", "validation"):
         split = "eval"
     if split not in ("train", "eval"):

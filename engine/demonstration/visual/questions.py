@@ -5,7 +5,6 @@ The answer comes from the scene's data. The agent gets only the question and the
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 from ....envs.agent import Message
 from ....envs.base import PromptStyle, Split
 from ....envs.content import Block, ImageBlock, Picture, TextBlock
+from ....envs.seeds import split_of
 from . import render
 from .clips import Clip
 from .operations.segment import lengths, opponent
@@ -40,12 +40,6 @@ from .scenes import (
 
 LEGIBLE = 55.0
 """Minimum colour distance (of `opponent`) between an object and nearly all its surroundings."""
-LEGIBLE_INK = 90.0
-"""Minimum difference in grey levels between a word without a plate and nearly all its background."""
-EVAL_SHARE = 64
-"""Of 256: questions whose hash byte is below this are held out."""
-BIGGER_RATIO = 1.6
-"""Minimum ratio of the areas of two compared objects."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +81,10 @@ def make_question(
         )
         with suppress(NoQuestion):
             question = QUESTIONS[kind](rng, scene, options)
-            if is_held_out(question) == (split == "eval") and is_legible(question.scene):
+            prompt = (question.kind, width, height, scene.frames, question.points, question.box)
+            if split_of(repr(prompt)) == split and is_legible(question.scene):
                 return question
     raise ValueError(f"found no scene for the question {kind!r} with these colours, shapes and radii")
-
-
-def is_held_out(question: Question) -> bool:
-    """Return whether a question's prompt belongs to `eval`."""
-    scene = question.scene
-    words = (question.kind, scene.width, scene.height, scene.frames, question.points, question.box)
-    return hashlib.sha1(repr(words).encode()).digest()[0] < EVAL_SHARE
 
 
 def is_legible(scene: Scene) -> bool:
@@ -168,7 +156,7 @@ def _bigger(rng: random.Random, scene: Scene, options: SceneOptions) -> Question
         raise NoQuestion
     first, second = rng.sample(list(options.colours), 2)
     one, other = sample_shape(rng, options, colour=first), sample_shape(rng, options, colour=second)
-    if max(one.area, other.area) < BIGGER_RATIO * min(one.area, other.area):
+    if max(one.area, other.area) < 1.6 * min(one.area, other.area):
         raise NoQuestion
     return _pair("bigger", (one if one.area > other.area else other).colour, rng, scene, options, [one, other])
 
@@ -202,7 +190,8 @@ def _text(rng: random.Random, scene: Scene, options: SceneOptions) -> Question:
     behind = render.background_pixels(scene.background, scene.width, scene.height)[y : y + height, x : x + width]
     grey = behind.astype(np.float32).mean(-1)
     ink = light if float(grey.mean()) < 128 else dark
-    readable = np.percentile(np.abs(grey - ink[0]), 5) >= LEGIBLE_INK and float(grey.std()) < 24
+    # without a plate, nearly all of the background must differ enough from the word
+    readable = np.percentile(np.abs(grey - ink[0]), 5) >= 90 and float(grey.std()) < 24
     plate = None
     if not readable or rng.random() < 0.4:
         plate, ink = (light, dark) if rng.random() < 0.6 else (dark, light)
