@@ -30,7 +30,7 @@ import numpy as np
 
 from grpo_tui.configs import metric_names as metric
 from grpo_tui.engine.demonstration.visual import VisualEnv
-from grpo_tui.engine.demonstration.visual.cache import ResultCache
+from grpo_tui.engine.demonstration.visual.env import ResultCache
 from grpo_tui.engine.demonstration.visual.operations import ocr, properties, segment, track, zoom
 from grpo_tui.engine.demonstration.visual.questions import Question, make_question
 from grpo_tui.engine.demonstration.visual.render import render

@@ -14,8 +14,8 @@ from PIL import Image
 from benchmarks.environment import CountedCache, true_mask
 from grpo_tui.configs.plain_data import from_plain
 from grpo_tui.engine.demonstration.visual import VisualEnv
-from grpo_tui.engine.demonstration.visual.cache import ResultCache
 from grpo_tui.engine.demonstration.visual.clips import clip_of_task
+from grpo_tui.engine.demonstration.visual.env import ResultCache
 from grpo_tui.engine.demonstration.visual.operations.properties import colour_name
 from grpo_tui.engine.demonstration.visual.questions import QUESTIONS, make_question
 from grpo_tui.engine.demonstration.visual.render import photo_path, render

@@ -6,13 +6,15 @@ import contextlib
 import math
 import random
 import re
+import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from cachetools import LRUCache, cached
 
 from ....envs.agent import Message
 from ....envs.base import Demonstrator, Picture, PromptStyle, Split, StepResult
@@ -21,7 +23,6 @@ from ....envs.explain import explain_calls
 from ....envs.multi_turn import MultiTurnEnv
 from ....envs.tools import Argument, ToolSpec
 from ....envs.trajectory import Overlay, StepContext
-from .cache import ResultCache
 from .clips import Clip, Mask, clip_of_task
 from .operations import ocr, properties, segment, track, zoom
 from .own_images import read_tasks
@@ -29,6 +30,7 @@ from .questions import DEFAULT_QUESTIONS, QUESTIONS, make_messages, make_questio
 from .routes import routes_of, show
 from .scenes import COLOURS, SHAPES, SceneOptions
 
+T = TypeVar("T")
 _PICTURES = frozenset({"image", "video"})
 _MASK = Argument("mask", "integer", "id of a mask that SEGMENT_OBJECT_AT made", refers_to="mask")
 _BOX = Argument("box", "box", "[x0, y0, x1, y1] in pixels")
@@ -37,8 +39,6 @@ KEPT_FRAMES = 4
 """Frames of a video to keep for the record."""
 MARK = np.array([255, 0, 255], np.float32)
 """Magenta, a colour that scenes do not use."""
-TINT = 0.35
-"""Opacity of the mark inside a mask. Its edge is opaque."""
 ARM = 3
 """Arm length of a cross, in pixels."""
 
@@ -83,6 +83,25 @@ class VisualState:
     task: Mapping[str, Any]
     clip: Clip
     masks: list[Mask] = field(default_factory=list)
+
+
+class ResultCache:
+    """A least-recently-used cache of at most `max_bytes` of the tools' results, by picture content, operation and
+    arguments: the rollouts of a task mostly make the same calls. Each result is computed once, even if two threads need
+    it concurrently."""
+
+    def __init__(self, max_bytes: int) -> None:
+        entries: LRUCache[Hashable, object] = LRUCache(max_bytes, getsizeof=_size_of)
+        remember = cached(entries, key=lambda *names: names[:3], condition=threading.Condition())
+        self._kept = remember(lambda content, operation, arguments, compute: compute())
+
+    def get(self, content: str, operation: str, arguments: Hashable, compute: Callable[[], T]) -> T:
+        """Return the result of `operation`, from the cache or by `compute`. Exceptions propagate and are not cached."""
+        return self._kept(content, operation, arguments, compute)
+
+
+def _size_of(value: object) -> int:
+    return int(getattr(value, "nbytes", 0)) + sys.getsizeof(value) + 200
 
 
 class VisualEnv(MultiTurnEnv):
@@ -214,7 +233,8 @@ class VisualEnv(MultiTurnEnv):
             case "GET_PROPERTIES":
                 return self._properties_step(state, int(arguments["mask"]))
             case "READ_TEXT":
-                return self._text_step(state, _box(arguments["box"]))
+                text = self._text(state.clip, box := _box(arguments["box"]))
+                return StepResult(f"text {text}" if text else "no text", overlay=Overlay(box=box, label=text))
             case "TRACK_OBJECT":
                 return self._track_step(state, int(arguments["mask"]))
             case "ZOOM_IN":
@@ -260,10 +280,6 @@ class VisualEnv(MultiTurnEnv):
         text = f"{found.colour} {found.shape}, size {size}, at {round(found.x)} {round(found.y)}"
         overlay = Overlay(label=f"{found.colour} {found.shape}", point=(found.x, found.y))
         return StepResult(text, overlay=overlay, mask=_mask_picture(mask))
-
-    def _text_step(self, state: VisualState, box: tuple[int, int, int, int]) -> StepResult:
-        text = self._text(state.clip, box)
-        return StepResult(f"text {text}" if text else "no text", overlay=Overlay(box=box, label=text))
 
     def _track_step(self, state: VisualState, number: int) -> StepResult:
         clip, mask = state.clip, state.masks[number - 1]
@@ -336,7 +352,7 @@ def with_mask(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Draw a bool [H, W] mask on a uint8 [H, W, 3] picture, with a tinted inside and an opaque edge."""
     inside = mask.copy()
     inside[1:-1, 1:-1] &= mask[:-2, 1:-1] & mask[2:, 1:-1] & mask[1:-1, :-2] & mask[1:-1, 2:]
-    share = np.where(mask & ~inside, 1.0, np.where(mask, TINT, 0.0))[..., None].astype(np.float32)
+    share = np.where(mask & ~inside, 1.0, np.where(mask, 0.35, 0.0))[..., None].astype(np.float32)
     return (image + share * (MARK - image) + 0.5).astype(np.uint8)
 
 

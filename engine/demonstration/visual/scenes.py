@@ -23,8 +23,6 @@ DIRECTIONS = ("right", "left", "up", "down", "still")
 TRAIN_PHOTOS = ("astronaut.png", "coffee.png", "grass.png", "brick.png", "rocket.jpg")
 EVAL_PHOTOS = ("chelsea.png", "motorcycle_left.png", "gravel.png", "ihc.png", "hubble_deep_field.jpg")
 """Photographs from scikit-image. The two splits share none."""
-PHOTO_SIDES = (160, 192, 224, 256)
-"""Pixels to which the shorter side of a photograph is scaled before cropping a background from it."""
 
 _TRAIN = """
 STOP EXIT OPEN TAXI HOTEL CAFE BUS PARK SALE MILK TEA BREAD FISH RICE SALT SOAP WOOL SILK GOLD IRON ROAD
@@ -149,7 +147,7 @@ def sample_background(rng: random.Random, width: int, height: int, options: Scen
         tint = [max(0, min(255, level + rng.randrange(-12, 13))) for _ in range(3)]
         return Background("plain", (tint[0], tint[1], tint[2]))
     photo = rng.choice(TRAIN_PHOTOS if options.split == "train" else EVAL_PHOTOS)
-    side = rng.choice(PHOTO_SIDES)
+    side = rng.choice((160, 192, 224, 256))
     return Background(
         "photo", photo=photo, x=rng.randrange(0, side - width), y=rng.randrange(0, side - height), side=side
     )

@@ -20,9 +20,6 @@ from .....configs.errors import GrpoTuiError
 
 HEIGHT = 48
 """Size of the recogniser's input, in pixels."""
-MAX_WIDTH = 960
-MIN_CONFIDENCE = 0.75
-"""Minimum mean character probability of a readable text."""
 
 
 class OcrUnavailableError(GrpoTuiError, RuntimeError):
@@ -39,7 +36,7 @@ def read_text(image: np.ndarray, box: tuple[int, int, int, int]) -> str:
     if crop.shape[0] < 3 or crop.shape[1] < 3:
         return ""
     text, confidence = recognise(crop)
-    return text if confidence >= MIN_CONFIDENCE else ""
+    return text if confidence >= 0.75 else ""
 
 
 def recognise(crop: np.ndarray) -> tuple[str, float]:
@@ -48,7 +45,7 @@ def recognise(crop: np.ndarray) -> tuple[str, float]:
     session, characters = _model()
     height, width = crop.shape[:2]
     # Widths are multiples of 16, because onnxruntime plans its memory again for each new shape.
-    target = min(MAX_WIDTH, max(16, round(width * HEIGHT / height)))
+    target = min(960, max(16, round(width * HEIGHT / height)))
     padded = -(-target // 16) * 16
     resized = np.asarray(Image.fromarray(crop).resize((target, HEIGHT), Image.Resampling.BILINEAR))
     canvas = np.zeros((1, 3, HEIGHT, padded), dtype=np.float32)

@@ -15,10 +15,6 @@ TOLERANCES = (14.0, 22.0, 34.0, 50.0)
 """Colour distances to try for a region, in units of `opponent`. The one with the sharpest edge wins."""
 MIN_AREA = 12
 """Minimum pixels of an object. Anything smaller is noise."""
-MAX_SHARE = 0.55
-"""Maximum share of the picture for an object. Anything larger is background."""
-SHARP = 48.0
-"""Colour jump at the edge that is good enough to stop trying tolerances."""
 EDGE = 3
 """Width of the band around a region in which to search its exact edge, in pixels."""
 PAD = EDGE + 2
@@ -58,7 +54,7 @@ def segment_at(image: np.ndarray, x: int, y: int) -> np.ndarray | None:
         region = _grow(distance < tolerance, x, y)
         if region is None:
             continue
-        if region.area > MAX_SHARE * height * width:
+        if region.area > 0.55 * height * width:  # background
             break
         if region.area < MIN_AREA or region.area == last_area:
             continue
@@ -67,7 +63,7 @@ def segment_at(image: np.ndarray, x: int, y: int) -> np.ndarray | None:
         if (top == 0) + (bottom == height) + (left == 0) + (right == width) >= 3:  # sides of the picture it touches
             continue
         score = _sharpness(region, distance)
-        if score >= SHARP:
+        if score >= 48.0:  # the edge is clear: try no other tolerance
             best = (score, region)
             break
         if best is None or score > best[0] * 1.05:

@@ -6,8 +6,6 @@ import numpy as np
 from PIL import Image
 from skimage.segmentation import felzenszwalb
 
-ENLARGED = 128
-"""Approximate longer side of the enlarged crop, in pixels."""
 MIN_AREA = 24
 """Minimum area of an object, in pixels."""
 MOST = 3
@@ -29,9 +27,9 @@ def crop(image: np.ndarray, box: tuple[int, int, int, int]) -> np.ndarray:
 
 
 def magnification(box: tuple[int, int, int, int]) -> int:
-    """Return the whole factor by which a box is enlarged."""
+    """Return the whole factor that enlarges the longer side of a box to about 128 pixels."""
     x0, y0, x1, y1 = box
-    return max(1, round(ENLARGED / max(1, x1 - x0, y1 - y0)))
+    return max(1, round(128 / max(1, x1 - x0, y1 - y0)))
 
 
 def objects_in(image: np.ndarray, box: tuple[int, int, int, int]) -> tuple[tuple[int, int], ...]:
