@@ -28,15 +28,10 @@ TINY = Path(__file__).parent / "presets" / "tiny.yaml"
 
 LORA_RATES = ((30e6, 1e-3), (300e6, 1e-4), (1e9, 3e-5), (float("inf"), 1e-5))
 """Learning rates of LoRA in reinforcement fine-tuning: up to so many parameters, so much."""
-WHOLE_TO_LORA = 0.1
-"""The learning rate of all weights against that of LoRA (Schulman et al., "LoRA Without Regret", 2025)."""
 SFT_LORA, SFT_WHOLE = 2e-4, 2e-5
 """Learning rates of supervised fine-tuning; TRL's default is 2e-5, and ten times as much for LoRA."""
 FAR = 10.0
 """A learning rate that differs from the usual one by more than this factor is worth a warning."""
-
-SMALL_MODEL = 30e6
-"""Parameters below which half precision gains nothing."""
 
 SHORTEST_RUN, LONGEST_RUN = 30, 500
 """Steps of a run without `training.max_steps`: one pass over the data within these bounds."""
@@ -94,10 +89,13 @@ class Setting:
 
 
 def learning_rate(setting: Setting) -> Choice:
-    """Return the learning rate of GRPO. A model of unknown size gets that of a large one."""
+    """Return the learning rate of GRPO. A model of unknown size gets that of a large one.
+
+    All weights learn at a tenth of the rate of LoRA (Schulman et al., "LoRA Without Regret", 2025).
+    """
     count = setting.facts.parameters or float("inf")
     rate = next(rate for limit, rate in LORA_RATES if count <= limit)
-    value = rate if setting.lora else float(f"{rate * WHOLE_TO_LORA:.1g}")
+    value = rate if setting.lora else float(f"{rate * 0.1:.1g}")
     return Choice("training.learning_rate", value, setting.trained)
 
 
@@ -125,7 +123,7 @@ def precision(setting: Setting) -> Iterator[Choice]:
     computed, cause = half_precision(setting.device)
     if setting.serves and setting.device == "cpu":
         computed, cause = "float32", "answers equal those of transformers, and token by token a CPU is as fast"
-    elif setting.facts.parameters is not None and setting.facts.parameters < SMALL_MODEL:
+    elif setting.facts.parameters is not None and setting.facts.parameters < 30e6:
         computed, cause = "float32", f"{setting.size} are as fast in float32"
     kept, reason = (computed, cause) if setting.lora else ("float32", "updates of all weights are too small for less")
     yield Choice("model.weights", kept, reason)

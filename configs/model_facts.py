@@ -26,9 +26,6 @@ CUDA, ROCM = ("/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1"), ("/dev/kfd",)
 """Files of the drivers for torch's builds. The second one is that of Windows, in WSL2."""
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Variables that hide GPUs. The later ones are of ROCm."""
-_LONGEST_HEADER = 100_000_000
-"""Bytes; a safetensors file with a longer header is not valid."""
-
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -94,7 +91,7 @@ def _parameters(folder: Path) -> int | None:
 def _numbers(file: Path) -> int:
     with file.open("rb") as weights:
         (length,) = struct.unpack("<Q", weights.read(8))
-        header = json.loads(weights.read(min(length, _LONGEST_HEADER)))
+        header = json.loads(weights.read(min(length, 100_000_000)))  # the longest header that is valid
     return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 

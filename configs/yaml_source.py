@@ -17,9 +17,6 @@ import yaml
 
 from .errors import ConfigError, Problem
 
-MAX_NODES = 100_000
-"""Aliases may repeat a node; beyond this many the document is a bomb, not a configuration."""
-
 Path = tuple[str | int, ...]
 
 
@@ -165,7 +162,7 @@ class _Walker:
 
     def value(self, node: yaml.Node, path: Path) -> Any:
         self._count += 1
-        if id(node) in self._open or self._count > MAX_NODES:
+        if id(node) in self._open or self._count > 100_000:  # aliases may repeat a node
             raise yaml.MarkedYAMLError(problem="an alias that contains itself", problem_mark=node.start_mark)
         self._open.add(id(node))
         try:

@@ -13,9 +13,6 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-MAX_CANDIDATES = 64
-"""Maximum number of opening braces to try as the start of a call. It bounds the work on hostile text."""
-
 MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=", "<|tool_call_start|>", "to=functions.")
 """Strings that start a call. A turn that contains one but no readable call is not an answer."""
 
@@ -90,7 +87,7 @@ def _calls(text: str) -> Iterator[ToolCall]:
     first_problem: str | None = None
     visible = without_thoughts(text)
     start, tried, found = visible.find("{"), 0, False
-    while start != -1 and tried < MAX_CANDIDATES:
+    while start != -1 and tried < 64:  # this bounds the work on hostile text
         tried += 1
         try:
             value, end = DECODER.raw_decode(visible, start)

@@ -16,12 +16,8 @@ SAME = 1e-9
 ALARM = -math.log(1e-4)
 """With normal noise up to a quarter of the level, at most 5e-4 of the steps raise a false alarm
 (`tests/rewards/test_sequential.py`): more than 1e-4, because the noise is estimated from few steps."""
-LEAST_NOISE = 0.01
-"""Minimum standard deviation of the noise, as a share of the level."""
 LEVEL = 3
 """Number of steps to average for the highest level."""
-ERRORS = 2.0
-"""Standard errors of a significant fall."""
 
 
 def halves(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch]]:
@@ -91,12 +87,12 @@ def fallen_since(series: Sequence[float], fraction: float) -> int | None:
     """Return the index since which a positive series is below a fraction of its highest level, or None if it is not.
 
     Page's CUSUM: with x the excess of the fall over the limit, in logarithms, and s the standard deviation of the
-    noise, the statistic adds x / s - 1 / 2 at each step after the highest level, and never falls below 0. With known
-    noise, the mean time between false alarms is at least exp(ALARM) steps (Lorden 1971).
+    noise (at least 0.01), the statistic adds x / s - 1 / 2 at each step after the highest level, and never falls below
+    0. With known noise, the mean time between false alarms is at least exp(ALARM) steps (Lorden 1971).
     """
     logs = [math.log(max(x, 1e-12)) for x in series]
     levels = [fmean(logs[max(0, i - LEVEL + 1) : i + 1]) for i in range(len(logs))]
-    level, noise = max(levels), max(_noise(logs), LEAST_NOISE)
+    level, noise = max(levels), max(_noise(logs), 0.01)
     statistic, since = 0.0, 0
     for i in range(levels.index(level), len(logs)):
         if statistic == 0.0:
@@ -114,7 +110,7 @@ def _noise(values: Sequence[float]) -> float:
     return math.sqrt(median(squares) / (2 * 0.455)) if squares else 0.0
 
 
-def fell(before: tuple[int, int], after: tuple[int, int], errors: float = ERRORS) -> bool:
+def fell(before: tuple[int, int], after: tuple[int, int], errors: float = 2.0) -> bool:
     """Return whether a rate fell by so many standard errors. before, after: successes and trials."""
     (a, n), (b, m) = before, after
     pooled = (a + b) / (n + m)

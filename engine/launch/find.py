@@ -26,8 +26,6 @@ from .children import reap
 INDEX = ".ended-runs.json"
 NEWS = 32
 """The index file is rewritten after this many new runs."""
-SETTLED_NS = 2_000_000_000
-"""A folder that changed more recently than this may change again within the same tick of its clock."""
 _FIELDS = [field.name for field in fields(RunInfo) if field.name not in ("path", "progress")]
 
 Times = tuple[int, int]
@@ -60,7 +58,8 @@ class RunIndex:
             return None
         info = look(folder)
         self._kept.pop(name, None)
-        if info.status in ENDED and max(times) < time.time_ns() - SETTLED_NS:
+        # A folder that changed within two seconds may change again within the same tick of its clock.
+        if info.status in ENDED and max(times) < time.time_ns() - 2_000_000_000:
             self._kept[name] = times, info
         return info
 

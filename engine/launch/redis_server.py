@@ -18,7 +18,6 @@ INSTALL = "pip install 'grpo-tui[redis]'"
 TIMEOUT_S = 5.0
 """A server that does not answer within this time is unreachable."""
 OLDEST = (6, 2)
-SCHEMES = ("redis", "rediss", "unix")
 
 
 class RedisMissing(ImportError):
@@ -38,7 +37,7 @@ def queue_url(online: OnlineConfig) -> str:
     if online.queue_env is None:
         return online.queue
     url = os.environ.get(online.queue_env, "")
-    if urlsplit(url).scheme not in SCHEMES:
+    if urlsplit(url).scheme not in ("redis", "rediss", "unix"):
         problem = "contains no Redis URL" if url else "is not set"
         raise ValueError(f"online.queue_env names the environment variable {online.queue_env}, which {problem}")
     return url

@@ -25,10 +25,6 @@ def clean(text: str) -> str:
 
 BITS = 62
 OVERFLOW = 1 << BITS
-MAX_NAMES = 4096
-"""The maximum number of distinct names per kind. Later names are recorded as OTHER."""
-MAX_LENGTH = 200
-OTHER = "(other)"
 
 
 class Labels:
@@ -60,7 +56,7 @@ class Labels:
         if known is not None:
             return known
         bit = self.counts.get(kind, 0)
-        name = clean(name[:MAX_LENGTH]) if bit < MAX_NAMES else OTHER
+        name = clean(name[:200]) if bit < 4096 else "(other)"  # all names after so many count as one
         known = self.ids.get((kind, name))
         if known is not None:
             return known

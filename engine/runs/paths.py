@@ -15,7 +15,6 @@ CONTROL = "control"
 LOGS = "logs"
 IMAGES = "images"
 CHECKPOINTS = "checkpoints"
-SNAPSHOTS = "snapshots"
 _NETWORK = re.compile("nfs4?|cifs|smb3|smbfs|sshfs|9p|ceph|lustre|gpfs|beegfs|afs|glusterfs|webdav")
 """Types of network file systems, as the system names them."""
 
@@ -86,7 +85,7 @@ class OnlineFolder:
         self.queue = root / "queue.sqlite"
         self.state = root / "state"
         """The worker's committed states."""
-        self.snapshots = run_dir / SNAPSHOTS
+        self.snapshots = run_dir / "snapshots"
         """Published versions, and the pointer to the newest one."""
         self.buffer = root / "experiences.npz"
         """The engine's saved experience buffer."""

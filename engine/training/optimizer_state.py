@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -32,8 +32,6 @@ logger = logging.getLogger(__name__)
 TENSORS = "optimizer"
 WHOLE = "optimizer.safetensors"
 NUMBERS = "optimizer.json"
-FILE_BYTES = 256 << 20
-"""The largest size of a file for all processes' parts together, unless a single tensor is larger."""
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer, folder: Path, main: bool) -> None:
@@ -48,7 +46,9 @@ def save_optimizer(optimizer: torch.optim.Optimizer, folder: Path, main: bool) -
             else:
                 plain.setdefault(str(index), {})[name] = value
     if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
-        files = _files(tensors)
+        # number the file of each tensor, because torch holds a whole file in memory while it writes it
+        ends = accumulate(tensor.nbytes for tensor in tensors.values())
+        files = {name: 1 + end // (256 << 20) for name, end in zip(tensors, ends, strict=True)}
         writer = HuggingFaceStorageWriter(str(folder / TENSORS), fqn_to_index_mapping=files, save_distributed=True)
         with _one_error():
             save(tensors, storage_writer=writer)
@@ -92,12 +92,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
 def _kind(optimizer: torch.optim.Optimizer) -> str:
     """Return the class of the optimiser that accelerate may have wrapped."""
     return type(getattr(optimizer, "optimizer", optimizer)).__name__
-
-
-def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Number the file of each tensor, from 1. torch holds a whole file in memory while it writes it."""
-    ends = accumulate(tensor.nbytes for tensor in tensors.values())
-    return {name: 1 + end // FILE_BYTES for name, end in zip(tensors, ends, strict=True)}
 
 
 def _empty(kind: object, weight: Tensor) -> Tensor:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 START_SECONDS = 30.0
 """Seconds within which a server must list its tools."""
-CALL_SECONDS = 600.0
-"""Limit of a call without another limit. `environment.turn_timeout_s` is the configurable one."""
 LOST = frozenset({-32000, -32001, -32600, 32600, 408})
 """Error codes with which the library and servers report a closed, unknown or timed-out session."""
 
@@ -88,7 +86,7 @@ class McpServer:
     def call(self, name: str, arguments: Mapping[str, object]) -> dict[str, object]:
         """Return the answer of `tools/call`. Raises RuntimeError if there is none."""
         try:
-            return wait(self._call(name, dict(arguments)), CALL_SECONDS)
+            return wait(self._call(name, dict(arguments)), 600.0)  # usually, `environment.turn_timeout_s` is shorter
         except Exception as problem:
             raise RuntimeError(f"the MCP server {self.target} did not answer {name}: {_reason(problem)}") from problem
 

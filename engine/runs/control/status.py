@@ -25,10 +25,6 @@ PRIMARY = ("training", "engine")
 """Processes whose status is the run's status, in order of priority."""
 HEARTBEAT_SECONDS = 20.0
 """How often a process renews its status, for viewers on other machines that cannot inspect the process."""
-SILENT_SECONDS = 90.0
-"""A process on another machine counts as dead after this long without a new status."""
-STARTING_SECONDS = 60.0
-"""A launched run without a process after this time never started."""
 
 
 def write_state(path: Path, state: Mapping[str, object]) -> None:
@@ -126,11 +122,11 @@ def _read_state(run_dir: Path, name: str) -> dict[str, Any]:
 
 
 def _is_alive(state: Mapping[str, object]) -> bool:
-    """Return whether the process lives. On another machine, it counts as alive while its status file is fresh."""
+    """Return whether the process lives. On another machine, it counts as alive for 90 seconds after a new status."""
     if not is_elsewhere(state):
         pid = number(state.get("pid"))
         return is_alive(None if pid is None else int(pid), number(state.get("started")), state.get("born"))
-    return abs(time.time() - (number(state.get("time")) or 0)) < SILENT_SECONDS
+    return abs(time.time() - (number(state.get("time")) or 0)) < 90.0
 
 
 def process_names(run_dir: Path) -> list[str]:
@@ -211,8 +207,8 @@ def _status(run: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[RunStatus
         return cast(RunStatus, status), error
     if state.get("stop_requested") and status == "starting":
         return "stopped", error  # it was stopped while loading
-    if not state.get("pid") and abs(time.time() - (number(run.get("created")) or 0)) < STARTING_SECONDS:
-        return "starting", error
+    if not state.get("pid") and abs(time.time() - (number(run.get("created")) or 0)) < 60.0:
+        return "starting", error  # launched, without a process yet
     return "crashed", error or (_ending(state.get("exit_code")) if state.get("pid") else "the process never started")
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:  # the first paint of a list needs neither
 
 MOST_OF_GROUP = 4096
 """The maximum number of rollouts read from one group."""
-_PAGE = 500
-"""The number of rows that `Rollouts.each` reads at once."""
 _CARD = {
     "n": "rows.n",
     "id": "cards.id",
@@ -132,7 +130,7 @@ class Rollouts:
     def each(self, query: Query = EVERYTHING) -> Iterator[TrajectoryRow]:
         """Yield all rows of a query, reading them in pages."""
         offset = 0
-        while numbers := self._view(query).page(offset, _PAGE):
+        while numbers := self._view(query).page(offset, 500):
             yield from self.rows(numbers)
             offset += len(numbers)
 

@@ -22,7 +22,6 @@ from .query import Selection
 
 SMALL = 20_000
 COUNT_SECONDS = 0.15
-WALK_SECONDS = 0.04
 AHEAD = 64
 """The number of neighbours read at once, so that stepping through a view rarely queries the database."""
 _PLACES = 4096
@@ -302,7 +301,7 @@ class Walked(_Ordered):
             sql = f"SELECT {n} {source} AND {condition} ORDER BY {n} {order} LIMIT ? OFFSET ?"
             return [key_of(i, i) for (i,) in self.db.all(sql, (*params, *more, limit, skip))]
         try:
-            with self.db.limit(None if self.selection.everything else WALK_SECONDS):
+            with self.db.limit(None if self.selection.everything else 0.04):
                 return self._along_index(start, ascending, limit, skip)
         except OutOfTime:  # matches are far along this order, so one scan that keeps the best is faster
             return self._by_scan(start, ascending, limit, skip)

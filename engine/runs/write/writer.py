@@ -36,14 +36,10 @@ if TYPE_CHECKING:
 
 Values = Mapping[str, "float | Mapping[str, float]"]
 
-QUEUE_BYTES = 64 << 20
-"""The approximate number of bytes in the queue at which callers begin to wait. One step may exceed it."""
 PATIENCE_SECONDS = 30.0
 """The maximum time that callers wait for a disk that commits nothing."""
 BATCH_BYTES = 4 << 20
 """The approximate size of one transaction, which keeps transactions short."""
-COMMIT_SECONDS = 0.1
-"""The time for collecting a batch. `kill -9` loses at most this much and one transaction."""
 RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
 
 
@@ -52,8 +48,8 @@ class RunWriter:
 
     `process` names this process within the run (`training`, `engine`, `worker`). Its status is in
     `processes/<process>.json`. Two processes of a run may each have a writer. `resume_from_step` removes the records
-    after that step before anything is added. `queue_bytes`: the approximate size of the queue. `alerts` sends alerts to
-    the user.
+    after that step before anything is added. `queue_bytes`: the approximate size of the queue at which callers begin to
+    wait; one step may exceed it. `alerts` sends alerts to the user.
     """
 
     def __init__(
@@ -62,7 +58,7 @@ class RunWriter:
         *,
         resume_from_step: int | None = None,
         process: str = "training",
-        queue_bytes: int = QUEUE_BYTES,
+        queue_bytes: int = 64 << 20,
         alerts: AlertSender | None = None,
     ) -> None:
         self.run_dir = Path(run_dir)
@@ -329,7 +325,8 @@ class RunWriter:
                 return
             ready = self._condition.wait_for(lambda: bool(self._queue) or self._closing or self._urgent, STATUS_SECONDS)
             if ready and self._bytes < BATCH_BYTES:
-                self._condition.wait_for(lambda: self._urgent or self._closing, COMMIT_SECONDS)
+                # Collect a batch. `kill -9` loses at most this much and one transaction.
+                self._condition.wait_for(lambda: self._urgent or self._closing, 0.1)
 
     def _take(self) -> tuple[deque[Entry], int]:
         batch: deque[Entry] = deque()

@@ -19,9 +19,6 @@ from .exchange import Completion, NoRoom, RolloutExchange
 if TYPE_CHECKING:
     from aiohttp.web import Request, StreamResponse
 
-SESSION = "X-Session-ID"
-BODY = 256 * 2**20
-"""Largest request in bytes."""
 USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 """The token counts in a completion. This project counts tokens itself."""
 
@@ -52,7 +49,7 @@ class Endpoint:
 
     async def _start(self) -> str:
         web = importlib.import_module("aiohttp.web")  # comes with verifiers
-        app = web.Application(client_max_size=BODY)
+        app = web.Application(client_max_size=256 * 2**20)
         app.router.add_post(f"/{self._secret}/chat/completions", self._complete)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
@@ -62,7 +59,7 @@ class Endpoint:
 
     async def _complete(self, request: Request) -> StreamResponse:
         web = importlib.import_module("aiohttp.web")
-        exchange = self._exchanges.get(request.headers.get(SESSION, ""))
+        exchange = self._exchanges.get(request.headers.get("X-Session-ID", ""))
         if exchange is None:
             return web.json_response(_error("no rollout has this id"), status=404)
         body = await request.json()
