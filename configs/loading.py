@@ -116,9 +116,7 @@ def load_config(source: str | Path | None = None, overrides: Sequence[str] = (),
 
 
 def read_source(
-    source: str | Path | None,
-    overrides: Sequence[str] = (),
-    options: Mapping[str, tuple[str, object]] | None = None,
+    source: str | Path | None, overrides: Sequence[str] = (), options: Mapping[str, tuple[str, object]] | None = None
 ) -> Source:
     """Read file and options as plain data, without checks. Raises `ConfigError`.
 

@@ -14,17 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, get_args
 
-from .agent import (
-    ROLES,
-    Agent,
-    AgentTurn,
-    CallReader,
-    Message,
-    Seed,
-    call_reader,
-    knows,
-    sees,
-)
+from .agent import ROLES, Agent, AgentTurn, CallReader, Message, Seed, call_reader, knows, sees
 from .base import Env, ImageStore, Picture, PromptStyle, Split, State, StepResult, Task, env_name
 from .calls import ToolCall, clean_text, means_call
 from .checked_values import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts

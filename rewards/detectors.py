@@ -322,10 +322,7 @@ def _unless_learning(found: list[Finding], batches: Sequence[Batch], limits: Dia
 
 
 def _frequent(
-    message: str,
-    batches: Sequence[Batch],
-    has: Callable[[RolloutSummary], bool],
-    subject: str = "",
+    message: str, batches: Sequence[Batch], has: Callable[[RolloutSummary], bool], subject: str = ""
 ) -> list[Finding]:
     rollouts = [r for b in batches for r in b.rollouts]
     hit = [r for r in rollouts if has(r)]

@@ -38,11 +38,7 @@ def merge(a: Moments, b: Moments) -> Moments:
         return a if a.count else b
     count = a.count + b.count
     delta = b.mean - a.mean
-    return Moments(
-        count,
-        a.mean + delta * (b.count / count),
-        a.m2 + b.m2 + delta * delta * (a.count * b.count / count),
-    )
+    return Moments(count, a.mean + delta * (b.count / count), a.m2 + b.m2 + delta * delta * (a.count * b.count / count))
 
 
 SAME = 1e-9

@@ -78,8 +78,7 @@ def _means(db: Connection, step: int | None, split: str) -> dict[str, float | No
     """Return means over the rollouts of one step, or of all steps if `step` is None."""
     where, params = (f"rows.step = ? AND {split}", (step,)) if step is not None else (split, ())
     reward, right, labelled, turns, tokens = db.execute(
-        f"SELECT avg(reward), sum(correct = 1), count(correct), avg(turns), avg(tokens) FROM rows WHERE {where}",
-        params,
+        f"SELECT avg(reward), sum(correct = 1), count(correct), avg(turns), avg(tokens) FROM rows WHERE {where}", params
     ).fetchone()
     means = {
         metric.REWARD_MEAN: reward,

@@ -44,12 +44,7 @@ _TEMPLATES = (
         r"<\|start_header_id\|>",
     ),
     _template("<start_of_turn>", r"<start_of_turn>(?P<role>\w+)\n?", r"<end_of_turn>\n?", r"<start_of_turn>"),
-    _template(
-        "｜>",
-        r"<｜(?P<role>User|Assistant)｜>",
-        r"<｜end▁of▁sentence｜>",
-        r"<｜(?:User|Assistant)｜>",
-    ),
+    _template("｜>", r"<｜(?P<role>User|Assistant)｜>", r"<｜end▁of▁sentence｜>", r"<｜(?:User|Assistant)｜>"),
     _template(
         "<|assistant|>",
         r"<\|(?P<role>system|user|assistant|observation|tool)\|>\n?",

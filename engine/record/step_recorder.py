@@ -96,8 +96,7 @@ class StepRecorder:
         self.guard(
             "trajectories",
             lambda: self.writer.trajectories(
-                step,
-                [self._record(r, step, split, terms.get(r.key)) for r in rollouts if r.trajectory is not None],
+                step, [self._record(r, step, split, terms.get(r.key)) for r in rollouts if r.trajectory is not None]
             ),
         )
 

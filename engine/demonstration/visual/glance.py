@@ -33,11 +33,7 @@ COLOURS = ("red", "yellow", "green", "cyan", "blue", "purple")
 SHAPES = ("circle", "square", "triangle", "cross")
 COUNTS = (2, 3)
 """Possible numbers of shapes in a picture."""
-ASKED = {
-    "colour": "colour on the {of}?",
-    "count": "how many shapes?",
-    "caption": "what is there?",
-}
+ASKED = {"colour": "colour on the {of}?", "count": "how many shapes?", "caption": "what is there?"}
 PLACES = {2: ("left", "right"), 3: ("left", "middle", "right")}
 """Names of a picture's shapes from left to right, by the number of shapes."""
 APART = 7.0
@@ -56,12 +52,7 @@ class GlanceEnv(MultiTurnEnv):
     needs_vision = True
 
     def __init__(
-        self,
-        tokenizer: object = None,
-        *,
-        questions: Sequence[str] = QUESTIONS,
-        blank: bool = False,
-        **config: object,
+        self, tokenizer: object = None, *, questions: Sequence[str] = QUESTIONS, blank: bool = False, **config: object
     ) -> None:
         super().__init__(tokenizer, **{"max_turns": 1, "prompt_style": "terse", **config})
         unknown = [q for q in questions if q not in ASKED]

@@ -70,10 +70,7 @@ SKYRL = Mapped(
         "task": ("env_extras",),
     },
     by_token=True,
-    unknown={
-        "components": "one score, no components",
-        "tokens": "token ids are not written, only text",
-    },
+    unknown={"components": "one score, no components", "tokens": "token ids are not written, only text"},
 )
 
 AREAL = Mapped(
@@ -100,12 +97,7 @@ AREAL = Mapped(
 AGENTLIGHTNING = Mapped(
     name="agentlightning trajectories",
     needs=("rollout_id", "reward", "prompt", "response"),
-    keys={
-        "id": ("rollout_id",),
-        "prompt": ("prompt",),
-        "completion": ("response",),
-        "reward": ("reward",),
-    },
+    keys={"id": ("rollout_id",), "prompt": ("prompt",), "completion": ("response",), "reward": ("reward",)},
     unknown={
         "turns": "only the last turn is written: earlier ones are part of the prompt",
         "components": "one reward, no components",

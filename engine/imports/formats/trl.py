@@ -54,12 +54,7 @@ def metric_name(name: str) -> str:
 _TABLE = Mapped(
     name="TRL completions",
     needs=("step", "prompt", "completion", "advantage"),
-    keys={
-        "step": ("step",),
-        "prompt": ("prompt",),
-        "completion": ("completion",),
-        "advantage": ("advantage",),
-    },
+    keys={"step": ("step",), "prompt": ("prompt",), "completion": ("completion",), "advantage": ("advantage",)},
     ignored=("images", "image"),
     numbers="component",
     read_completion=lambda value: completion(_without_nulls(value)),

@@ -47,11 +47,7 @@ def beyond(column: str, start: Key | None, ascending: bool) -> list[tuple[str, t
         return [(f"{column} = ? AND n > ?", (value, n)), (f"{column} > ?", (value,))]
     if not present:
         return [(f"{column} IS NULL AND n < ?", (n,))]
-    return [
-        (f"{column} = ? AND n < ?", (value, n)),
-        (f"{column} < ?", (value,)),
-        (f"{column} IS NULL", ()),
-    ]
+    return [(f"{column} = ? AND n < ?", (value, n)), (f"{column} < ?", (value,)), (f"{column} IS NULL", ())]
 
 
 class Count(int):
