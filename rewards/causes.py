@@ -14,29 +14,11 @@ from .detectors import SEVERITIES, SMALL_GROUPS, Finding
 GRAVE = ("warning", "failure")
 
 LEARNT = (
-    "entropy_rise",
-    "paid_certainty",
-    "reward_hack",
-    "length_reward",
-    "repetition",
-    "copied_prompt",
-    "one_answer",
-    "no_diversity",
-    "constant_reward",
-    "truncation",
-    "unanswered",
-    "errors",
-    "kl_rise",
-    "clipped",
-    "unreadable_calls",
-    "entropy_collapse",
-    "length_collapse",
-    "action_collapse",
-    "reward_without_success",
-    "groups_without_variance",
-    "held_out_gap",
-    "sampler_mismatch",
-)
+    "entropy_rise", "paid_certainty", "reward_hack", "length_reward", "repetition", "copied_prompt", "one_answer",
+    "no_diversity", "constant_reward", "truncation", "unanswered", "errors", "kl_rise", "clipped", "unreadable_calls",
+    "entropy_collapse", "length_collapse", "action_collapse", "reward_without_success", "groups_without_variance",
+    "held_out_gap", "sampler_mismatch",
+)  # fmt: skip
 """Behaviour of a policy that learned something wrong."""
 SYMPTOMS = frozenset(LEARNT[LEARNT.index("entropy_collapse") : -1])
 """Behaviour that is rarely its own cause. It ranks after every other warning, whatever the steps, because detectors

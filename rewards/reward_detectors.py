@@ -71,17 +71,11 @@ def advantage_share(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
             continue
         strongest = sorted(batches[-1].rollouts, key=lambda r, n=name: -abs(r.contributions.get(n, 0.0)))
         size = f"{share:.0%}" if share <= 1 else "all (others work against it)"
-        found.append(
-            Finding(
-                f"{name} outweighs the task: lower w_{name}. It accounts for {size} of the advantage's variance over "
-                f"{len(batches)} steps (limit {limits.advantage_share:.0%}).",
-                share,
-                limits.advantage_share,
-                ids_of(strongest),
-                name,
-                began=batches[0].step,
-            )
+        message = (
+            f"{name} outweighs the task: lower w_{name}. It accounts for {size} of the advantage's variance over "
+            f"{len(batches)} steps (limit {limits.advantage_share:.0%})."
         )
+        found.append(Finding(message, share, limits.advantage_share, ids_of(strongest), name, began=batches[0].step))
     return found
 
 
@@ -125,17 +119,11 @@ def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
     component = max(rises, key=lambda n: rises[n], default="")
     mostly = f" {component} accounts for {rises[component] / rise:.0%} of the rise." if component else ""
     wrong = sorted((r for r in batches[-1].rollouts if not r.correct), key=lambda r: -total_of(r))
-    return [
-        Finding(
-            f"reward rises, success does not: over {len(batches)} steps the mean reward rose by {rise:.3g} and "
-            f"success went from {start:.0%} to {end:.0%}.{mostly}",
-            in_stds,
-            limits.reward_rise,
-            ids_of(wrong),
-            component or "reward",
-            began=after[0].step,
-        )
-    ]
+    message = (
+        f"reward rises, success does not: over {len(batches)} steps the mean reward rose by {rise:.3g} and success "
+        f"went from {start:.0%} to {end:.0%}.{mostly}"
+    )
+    return [Finding(message, in_stds, limits.reward_rise, ids_of(wrong), component or "reward", began=after[0].step)]
 
 
 def _mean_component(batches: Sequence[Batch], name: str) -> float:

@@ -63,16 +63,9 @@ _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 _TOOL_RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*", re.S)
 _BEGINS = re.compile(r"\A(?:<s>|<bos>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>|\[gMASK\]|<sop>)+")
 _ENDS = (
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|endoftext|>",
-    "</s>",
-    "<|end_of_text|>",
-    "<end_of_turn>",
-    "<|end|>",
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "</s>", "<|end_of_text|>", "<end_of_turn>", "<|end|>",
     "<｜end▁of▁sentence｜>",
-)
+)  # fmt: skip
 _TO_BE_SAID = re.compile(r"\s*(?:<think>\s*)?(?:</think>\s*)?")
 """Template text at the beginning of the agent's turn."""
 # If the decoder skips special tokens, only a role alone on its line remains of the template.

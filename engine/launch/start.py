@@ -80,16 +80,9 @@ def start_run(
             (run_dir / LOGS).mkdir(exist_ok=True)
             for name, module in {"online": ONLINE_MODULES, "play": PLAY_MODULES}.get(mode, MODULES).items():
                 command = _command(module, run_dir, num_processes, accelerate_config, resume=resume is not None)
-                pipes = (stdin, stdout) if name in ("engine", "play") else (None, None)
-                spawn(
-                    run_dir,
-                    name,
-                    command,
-                    environment=secrets,
-                    stdin=pipes[0],
-                    stdout=pipes[1],
-                    repeatable=name != "engine",  # its answers depend on other requests anyway
-                )
+                pipes = {"stdin": stdin, "stdout": stdout} if name in ("engine", "play") else {}
+                repeatable = name != "engine"  # its answers depend on other requests anyway
+                spawn(run_dir, name, command, environment=secrets, repeatable=repeatable, **pipes)
         except (OSError, LaunchError) as error:
             if resume is None:
                 shutil.rmtree(run_dir, ignore_errors=True)
@@ -225,17 +218,8 @@ def _free_port() -> int:
 
 PACKAGES = ("grpo-tui", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy")
 VARIABLES = (
-    "CUDA_",
-    "OMP_",
-    "MKL_",
-    "NCCL_",
-    "HF_",
-    "TRANSFORMERS_",
-    "TOKENIZERS_",
-    "WANDB_",
-    "ACCELERATE_",
-    "PYTORCH_",
-)
+    "CUDA_", "OMP_", "MKL_", "NCCL_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "WANDB_", "ACCELERATE_", "PYTORCH_",
+)  # fmt: skip
 
 
 def gather() -> dict[str, object]:

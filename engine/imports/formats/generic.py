@@ -335,15 +335,8 @@ WANDB_LOG = Documents("wandb log", _logged, keys=("wandb", "step"))
 METRICS = Documents("metrics", _metrics, when=_is_metrics)
 """Metrics of the run, one step per document."""
 _STEPS = (
-    "train/global_step",
-    "trainer/global_step",
-    "step",
-    "training_step",
-    "global_step",
-    "iteration",
-    "_step",
-    "Step",
-)
+    "train/global_step", "trainer/global_step", "step", "training_step", "global_step", "iteration", "_step", "Step",
+)  # fmt: skip
 _NO_METRIC = (*_STEPS, "time", "timestamp", "_timestamp", "_runtime")
 _BOUNDS = ("__MIN", "__MAX")
 """Suffixes of columns that hold the range of a point."""
