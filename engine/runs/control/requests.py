@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -65,37 +65,27 @@ def withdraw(run_dir: Path | str, request_id: str) -> bool:
     return True
 
 
-def asked(run_dir: Path | str) -> list[RunRequest]:
-    """Return all requests since the run started or resumed, oldest first, with the answers so far."""
+def asked(run_dir: Path | str, seen: Container[str] = ()) -> list[RunRequest]:
+    """Return all requests since the run started or resumed, oldest first, with the answers so far. Never raises.
+
+    seen: the ids of requests to leave out.
+    """
     folder = Path(run_dir) / CONTROL
-    names = _listed(folder)
-    found = []
-    for id_ in _ids(names):
-        if (entry := _read(folder, id_)) is not None:
-            done = [n for n in names if n.startswith(f"{id_}.") and n.endswith(".done")]
-            answers = {n[len(id_) + 1 : -len(".done")]: str(read_json(folder / n).get("outcome", "")) for n in done}
-            found.append(replace(entry, answers=answers))
-    return found
-
-
-def _listed(folder: Path) -> list[str]:
     try:
-        return sorted(os.listdir(folder))
+        names = sorted(os.listdir(folder))
     except OSError:
         return []
-
-
-def _ids(names: Sequence[str]) -> Iterator[str]:
-    """Yield the ids of the requests among the files of a folder, oldest first. The name of a file that is still being
-    written begins with a dot."""
-    return (name.removesuffix(".json") for name in names if name.endswith(".json") and not name.startswith("."))
-
-
-def _read(folder: Path, id_: str) -> RunRequest | None:
-    data = read_json(folder / f"{id_}.json")
-    if data.get("command") not in get_args(Command):
-        return None
-    return RunRequest(id_, cast(Command, data["command"]), number(data.get("time")) or 0.0)
+    found = []
+    for name in names:
+        id_, ending = os.path.splitext(name)
+        if ending != ".json" or name.startswith(".") or id_ in seen:  # a file that is being written begins with a dot
+            continue
+        data = read_json(folder / name)
+        if data.get("command") in get_args(Command):
+            done = [n for n in names if n.startswith(f"{id_}.") and n.endswith(".done")]
+            answers = {n[len(id_) + 1 : -len(".done")]: str(read_json(folder / n).get("outcome", "")) for n in done}
+            found.append(RunRequest(id_, cast(Command, data["command"]), number(data.get("time")) or 0.0, answers))
+    return found
 
 
 def clear(run_dir: Path | str) -> None:
@@ -119,14 +109,13 @@ def _end_forks() -> None:
 
 
 class ControlChannel:
-    """The run's side of the channel. `poll` only lists a small folder.
+    """The run's side of the channel.
 
     With `sigterm=True` (main thread only), SIGTERM also becomes a `stop` request.
     """
 
     def __init__(self, run_dir: Path | str, *, process: str = "training", sigterm: bool = False) -> None:
-        self.folder = Path(run_dir) / CONTROL
-        self.process = process
+        self.run_dir, self.process = Path(run_dir), process
         self._seen: set[str] = set()
         self._terminate = False
         if sigterm:
@@ -136,14 +125,9 @@ class ControlChannel:
 
     def poll(self) -> list[RunRequest]:
         """Return the requests that are new to this process, oldest first. Never raises."""
-        requests: list[RunRequest] = []
-        names = _listed(self.folder)
-        for id_ in _ids(names):
-            if id_ not in self._seen:
-                self._seen.add(id_)
-                entry = _read(self.folder, id_)
-                if entry is not None and f"{id_}.{self.process}.done" not in names:
-                    requests.append(entry)
+        new = asked(self.run_dir, self._seen)
+        self._seen.update(request.id for request in new)
+        requests = [request for request in new if self.process not in request.answers]
         if self._terminate:
             self._terminate = False
             requests.append(RunRequest("sigterm", "stop", time.time()))
@@ -153,6 +137,6 @@ class ControlChannel:
         """Answer a request in a few words for people. Never raises."""
         try:
             data = {"outcome": outcome, "time": time.time()}
-            write_json(self.folder / f"{request.id}.{self.process}.done", data)
+            write_json(self.run_dir / CONTROL / f"{request.id}.{self.process}.done", data)
         except OSError:
             return  # the sender sees the run's status instead
