@@ -13,7 +13,7 @@ from statistics import fmean
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
-from .batch_statistics import SAME, groups_of, halves, spread_of, total_of
+from .batch_statistics import SAME, groups_of, halves, rollouts_of, spread_of, total_of
 from .batches import Batch, RolloutSummary
 from .detectors import Finding, detector, ids_of, improvement, steady
 
@@ -57,7 +57,8 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
     """Find wrong answers whose reward rises while most of them come to contain the same text."""
     before, after = halves(batches)
     known = all(r.correct is not None for b in batches for r in b.rollouts)
-    early, late, first, last = (_wrong(part) for part in (before, after, batches[:1], batches[-1:]))
+    parts = (before, after, batches[:1], batches[-1:])
+    early, late, first, last = ([r for r in rollouts_of(part) if not r.correct] for part in parts)
     if not first or not last:
         return []
     rise = _mean(late) - _mean(early)
@@ -218,10 +219,6 @@ def _kl_still(
         )
     )
     return [Finding(message, value, floor, subject="kl", began=updates[0].step)]
-
-
-def _wrong(batches: Iterable[Batch]) -> list[RolloutSummary]:
-    return [r for b in batches for r in b.rollouts if not r.correct]
 
 
 def _shares(rollouts: Sequence[RolloutSummary], once: set[Phrase] | None) -> dict[Phrase, float]:

@@ -113,7 +113,9 @@ class FilePart:
                 if isinstance(item, Expected):
                     self._expect(item, item.format or reader.name)
         except Exception as error:  # a document may hold anything, and a format may be the user's code
-            self._drop(rows)
+            del self.rows[rows:], self.places[rows:]
+            self.last = ((), None, None)
+            self.known = {id_: row for id_, row in self.known.items() if row[0] is None or row[0] < rows}
             reason = f"{reader.name}: it cannot be read ({type(error).__name__}: {str(error)[:160]})"
             deep = isinstance(error, RecursionError)
             self.problems.append((found.line, "it is nested too deeply" if deep else reason))
@@ -145,11 +147,6 @@ class FilePart:
         if silent and is_low(words, reached, 0.5):
             reason = f"{reader.name}: {reached / words:.0%} of its text reached a message, none of it the policy's: "
             self.problems.append((found.line, f"{reason}its message format is unknown"))
-
-    def _drop(self, rows: int) -> None:
-        del self.rows[rows:], self.places[rows:]
-        self.last = ((), None, None)
-        self.known = {id_: row for id_, row in self.known.items() if row[0] is None or row[0] < rows}
 
     def _count_format(self, format_: str, rollouts: int, documents: int = 1) -> None:
         known, before = self.seen.get(format_, (0, 0))

@@ -82,10 +82,6 @@ def _reward(record: TrajectoryRecord) -> float | None:
     return _real(record.trajectory.own_reward if record.breakdown is None else record.breakdown.total)
 
 
-def _correct(record: TrajectoryRecord) -> bool | None:
-    return None if record.trajectory.correct is None else bool(record.trajectory.correct)
-
-
 def _real(value: float | None) -> float | None:
     return None if value is None else float(value)  # also converts NumPy numbers
 
@@ -115,7 +111,7 @@ def _flags(record: TrajectoryRecord) -> int:
 COLUMNS = (
     Column("step", numeric=True, sortable=True, title="step", drop=3),
     Column("reward", "REAL", _reward, numeric=True, sortable=True),
-    Column("correct", value=_correct, kind=Kind.BOOLEAN),
+    Column("correct", value=lambda r: None if (c := r.trajectory.correct) is None else bool(c), kind=Kind.BOOLEAN),
     Column("advantage", "REAL", lambda r: _real(r.advantage), numeric=True, sortable=True),
     Column("turns", value=lambda r: len(r.trajectory.steps), numeric=True, sortable=True, title="turns", drop=5),
     Column(

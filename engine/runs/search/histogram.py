@@ -47,7 +47,9 @@ def of(
     if selection.everything:
         counts = _by_ranges(db, column, edges)
     elif numbers is not None:
-        counts = _of_numbers(db, column, edges, numbers)
+        sql = f"SELECT {_bin(column, edges)} AS b, count({column}) FROM rows WHERE n {AMONG} GROUP BY b"
+        found = dict(db.all(sql, (json.dumps(numbers),)))
+        counts = [found.get(b, 0) for b in range(len(edges) - 1)]
     else:
         counts, result.seen = _by_blocks(db, selection, last_n, column, edges)
         result.exact = result.seen >= 1.0
@@ -78,12 +80,6 @@ def _bin(column: str, edges: list[float]) -> str:
     width = (edges[-1] - edges[0]) / (len(edges) - 1) or 1.0
     finite = f"CASE WHEN abs({column}) < {INFINITY} THEN {column} END"
     return f"min({len(edges) - 2}, max(0, CAST(({finite} - {edges[0]!r}) / {width!r} AS INTEGER)))"
-
-
-def _of_numbers(db: Connection, column: str, edges: list[float], numbers: Sequence[int]) -> list[int]:
-    sql = f"SELECT {_bin(column, edges)} AS b, count({column}) FROM rows WHERE n {AMONG} GROUP BY b"
-    found = dict(db.all(sql, (json.dumps(numbers),)))
-    return [found.get(b, 0) for b in range(len(edges) - 1)]
 
 
 def _by_blocks(
