@@ -17,7 +17,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..configs.errors import GrpoTuiError
 from .chat_completions import ChatCompletions, ChatError
 
 if TYPE_CHECKING:
@@ -37,17 +36,13 @@ Reply with JSON alone: {{"why": "<one sentence>", "score": <a number from 0 to 1
 _JSON = re.compile(r"\{[^{}]*\}")
 
 
-class JudgeError(GrpoTuiError, RuntimeError):
-    """The judge's server did not answer. The message is one sentence."""
-
-
 class LLMJudge:
     """Scores each completion from 0 to 1 by a criterion, with the judge's explanation as the reason.
 
     url: the base of the API, such as `http://127.0.0.1:8000/v1`. criterion: describes a good answer. reference: the
     data column with a reference answer, if any. api_key: defaults to `OPENAI_API_KEY`. parallel: maximum concurrent
     requests. timeout: seconds per request. options: additional fields of a request, such as `temperature`. A reply
-    without a score gives None. Raises JudgeError when a request fails `tries` times.
+    without a score gives None. Raises ChatError when a request fails `tries` times.
     """
 
     def __init__(
@@ -80,7 +75,7 @@ class LLMJudge:
             try:
                 choice = await self._api.ask({"model": self.model, "messages": messages, **self.options})
             except ChatError as problem:
-                raise JudgeError(f"the judge at {problem}") from None
+                raise ChatError(f"the judge at {problem}") from None
             return _verdict(str(choice["message"]["content"] or ""))
 
         return list(await asyncio.gather(*map(judged, prompts, completions, right)))

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...configs.errors import GrpoTuiError, count
+from ...configs.errors import count
 from ..runs.durable import find_damage, make_folder, sync_folder, sync_tree, write_checksums
 from ..runs.health.checkpoints import (
     PREFIX,
@@ -45,16 +45,13 @@ from ..runs.health.checkpoints import (
     sparse_adapters,
 )
 from ..runs.read.reader import RunReader
+from . import TrainingError
 
 if TYPE_CHECKING:  # imports torch
     from ...rewards.orchestrator import RewardOrchestrator
 
 TEMPORARY = ".tmp-"
 DAMAGED = "damaged-"
-
-
-class CheckpointError(GrpoTuiError, RuntimeError):
-    """A checkpoint cannot be used. The message names the checkpoint and the fault."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Start:
 def find_start(run_dir: Path) -> Start:
     """Find the newest whole checkpoint, from which a run resumes. Changes nothing.
 
-    Raises CheckpointError if steps are recorded but no whole checkpoint exists, so that no recorded data is lost.
+    Raises TrainingError if steps are recorded but no whole checkpoint exists, so that no recorded data is lost.
     """
     found, damaged = newest_whole(checkpoint_folder(run_dir))
     with RunReader(run_dir) as record:
@@ -85,7 +82,7 @@ def find_start(run_dir: Path) -> Start:
     if found is None:
         if damaged or recorded:
             kept = f"its {recorded} recorded steps are unchanged" if recorded else "there is nothing to resume"
-            raise CheckpointError(
+            raise TrainingError(
                 f"run {run_dir.name} has no complete checkpoint{f': {damage}' if damage else ''}; {kept}. Start a new "
                 f"run with its configuration: grpo-tui train {run_dir / 'config.yaml'}"
             )

@@ -17,7 +17,6 @@ from typing import cast
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ...configs.errors import GrpoTuiError
 from ...envs.agent import Message
 from ...envs.base import Env
 from ...envs.chat import content_from
@@ -26,6 +25,7 @@ from ...envs.multi_turn import MultiTurnEnv
 from ...envs.trajectory import TokenArrays, Trajectory
 from ..agents.scripted import ScriptedAgent, ScriptedSession
 from ..policy.vision.processor import ModelImage, VisionError, VisionProcessor
+from . import TrainingError
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +34,6 @@ BATCH = 64
 
 RouteChoice = Callable[[Mapping[str, object], Sequence[str], random.Random], str]
 """`choose(task, routes, rng) -> route`, one of `routes`."""
-
-
-class DemonstrationError(GrpoTuiError, ValueError):
-    """No usable demonstrations. The message has the reason and the fix."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +52,12 @@ class Demonstration:
 
 
 def always(route: str) -> RouteChoice:
-    """Choose one route for every task. Raises DemonstrationError for a task without it."""
+    """Choose one route for every task. Raises TrainingError for a task without it."""
 
     def choose(task: Mapping[str, object], routes: Sequence[str], rng: random.Random) -> str:
         if route not in routes:
             known = ", ".join(routes) or "no demonstrations (set sft.data)"
-            raise DemonstrationError(f"the environment shows no route {route!r} for a task; it has {known}")
+            raise TrainingError(f"the environment shows no route {route!r} for a task; it has {known}")
         return route
 
     return choose
@@ -83,10 +79,10 @@ def play_demonstrations(
 
     knows: which environments need no explanation in the prompt (`TransformersAgent.knows`). vision: for a policy that
     takes images. Skips demonstrations longer than `max_tokens` and those in which the environment failed. Raises
-    DemonstrationError if none is left, or if the environment has no demonstrations.
+    TrainingError if none is left, or if the environment has no demonstrations.
     """
     if not isinstance(env, MultiTurnEnv):
-        raise DemonstrationError(f"{type(env).__name__} cannot play demonstrations: it is not a MultiTurnEnv")
+        raise TrainingError(f"{type(env).__name__} cannot play demonstrations: it is not a MultiTurnEnv")
     choose = choose or always("right")
     rng = random.Random(seed)
     found: list[Demonstration] = []
@@ -96,7 +92,7 @@ def play_demonstrations(
         try:
             shows = [env.demonstrate(t, choose(t, env.routes(t), rng), seed=rng.randrange(2**31)) for t in part]
         except ValueError as error:
-            raise DemonstrationError(str(error)) from error
+            raise TrainingError(str(error)) from error
         agent = ScriptedAgent(
             lambda row, turn, seen, shows=shows: shows[row].next(seen),
             tokenizer,
@@ -113,7 +109,7 @@ def play_demonstrations(
             else:
                 found.append(Demonstration(tokens, trajectory, tuple(one.image for one in shown)))
     if not found:
-        raise DemonstrationError(f"{type(env).__name__} provides no usable demonstration: {reason}")
+        raise TrainingError(f"{type(env).__name__} provides no usable demonstration: {reason}")
     return found
 
 
@@ -131,12 +127,12 @@ def read_conversations(
     The agent wrote the turns with role `assistant`. They alternate with observations, which have the role `user`. For a
     policy that takes images (`vision`), all other content may be blocks, including `{"type": "image", "image":
     "file.png"}`. Skips, with a line in the log, conversations longer than `max_tokens` and those with an unreadable
-    image. Raises DemonstrationError with file and line.
+    image. Raises TrainingError with file and line.
     """
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8-sig").split("\n")  # splitlines splits at U+2028, too
     except (OSError, UnicodeDecodeError) as error:
-        raise DemonstrationError(f"sft.data: {path} cannot be read: {error}") from error
+        raise TrainingError(f"sft.data: {path} cannot be read: {error}") from error
     agent = ScriptedAgent([], tokenizer, template_kwargs=template_kwargs, vision=vision, native_calls=True)
     found, reason, long = [], "", 0
     for number, line in enumerate(lines, 1):
@@ -154,7 +150,7 @@ def read_conversations(
         else:
             long += 1
     if not found:
-        raise DemonstrationError(f"{path} contains no conversation of at most {max_tokens} tokens{reason}")
+        raise TrainingError(f"{path} contains no conversation of at most {max_tokens} tokens{reason}")
     if long:
         every = long + len(found)
         logger.warning("left out %d of %d conversations: over %d tokens (sft.max_tokens)", long, every, max_tokens)
@@ -162,7 +158,7 @@ def read_conversations(
 
 
 def _conversation(line: str, where: str, agent: ScriptedAgent) -> Demonstration:
-    """Read one line of a file. Raises DemonstrationError, or VisionError for an unreadable image."""
+    """Read one line of a file. Raises TrainingError, or VisionError for an unreadable image."""
     try:
         row = json.loads(line)
         messages, tools = row["messages"], row.get("tools") or None
@@ -170,19 +166,19 @@ def _conversation(line: str, where: str, agent: ScriptedAgent) -> Demonstration:
         raw = [m["content"] for m in messages]
     except (ValueError, KeyError, TypeError) as error:
         right = 'each line must be {"messages": [{"role": "user", "content": "..."}, ...]}'
-        raise DemonstrationError(f"{where}: {right}") from error
+        raise TrainingError(f"{where}: {right}") from error
     contents = [_content(role, content, where) for role, content in zip(roles, raw, strict=True)]
     if not agent.sees and pictures_of([{"content": content} for content in contents]):
-        raise DemonstrationError(f"{where}: it shows an image, but model.base takes no images")
+        raise TrainingError(f"{where}: it shows an image, but model.base takes no images")
     if "assistant" not in roles or roles[0] == "assistant":
-        raise DemonstrationError(f"{where}: a conversation must begin with a user's message and have an assistant's")
+        raise TrainingError(f"{where}: a conversation must begin with a user's message and have an assistant's")
     first = roles.index("assistant")
     turns, answers = contents[first::2], contents[first + 1 :: 2]
     if any((role == "assistant") != (i % 2 == 0) for i, role in enumerate(roles[first:])):
-        raise DemonstrationError(f"{where}: after the opening, the assistant's turns and the answers must alternate")
+        raise TrainingError(f"{where}: after the opening, the assistant's turns and the answers must alternate")
     for number, role in enumerate(roles, 1):
         if role not in ("user", "assistant", *(("system",) if number <= first else ())):
-            raise DemonstrationError(
+            raise TrainingError(
                 f"{where}: message {number} has the role {role!r}; the opening has the roles system and user, and "
                 "replies to the assistant have the role user, like observations of environments"
             )
@@ -202,10 +198,10 @@ def _conversation(line: str, where: str, agent: ScriptedAgent) -> Demonstration:
 
 
 def _content(role: str, value: object, where: str) -> Content:
-    """Read the content of a message. Raises DemonstrationError."""
+    """Read the content of a message. Raises TrainingError."""
     if not isinstance(value, str) and (role == "assistant" or not isinstance(value, list)):
-        raise DemonstrationError(f"{where}: every content must be text, or, if not the assistant's, a list of blocks")
+        raise TrainingError(f"{where}: every content must be text, or, if not the assistant's, a list of blocks")
     try:
         return content_from(value, where)
     except ValueError as problem:
-        raise DemonstrationError(str(problem)) from problem
+        raise TrainingError(str(problem)) from problem

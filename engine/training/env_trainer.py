@@ -231,7 +231,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         return loss
 
     def _check_unchanged(self) -> None:
-        """Raise ChangedPolicyError if the loss scores a different policy from the one that acted."""
+        """Raise TrainingError if the loss scores a different policy from the one that acted."""
         # Rollouts sampled by servers have their own threshold: `rollouts.max_mismatch`.
         uncorrected = self.pipeline.on_servers and self.pipeline.options.weighting.how == "none"
         if uncorrected or drops_out(self.policy.base):

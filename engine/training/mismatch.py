@@ -18,18 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from ...configs import metric_names as metric
-from ...configs.errors import GrpoTuiError
 from ..policy.unwrap import base_of
 from ..rollouts.correction import Weighting
 from ..rollouts.rollout import Rollout
+from . import TrainingError
 from .batch import Batch
 
 LIMIT = 1e-3
 """Nats per token. Rounding gives less than 1e-9 in float32 and 3e-4 in bfloat16 (135 million parameters)."""
-
-
-class ChangedPolicyError(GrpoTuiError, RuntimeError):
-    """The log-probs of the loss differ from those of the policy that acted."""
 
 
 @dataclass
@@ -111,13 +107,13 @@ def drops_out(model: nn.Module) -> bool:
 
 
 def check_unchanged(kl: float, half: bool) -> None:
-    """Raise ChangedPolicyError if the KL before the first update (nats per token) exceeds the limit.
+    """Raise TrainingError if the KL before the first update (nats per token) exceeds the limit.
 
     half: the pass is in half precision.
     """
     if not kl <= LIMIT:
         fix = "Rounding in half precision adds to it: try model.compute: float32. " if half else ""
-        raise ChangedPolicyError(
+        raise TrainingError(
             f"the loss and the rollouts have different log-probs: before the first update their KL is {kl:.2g} nats "
             f"per token, and at most {LIMIT:g} is allowed. {fix}An environment that returns log-probs must return "
             "those of this policy. Otherwise the model computes different values in training and in rollouts: report "

@@ -16,12 +16,9 @@ from torch import nn
 from ...configs.errors import GrpoTuiError
 from ..policy.unwrap import base_of
 from ..policy.vision.inputs import VisionModel
+from . import TrainingError
 
 T = TypeVar("T")
-
-
-class UnsupportedProcessesError(GrpoTuiError, ValueError):
-    """Training does not support this setup of processes. The message has the fix."""
 
 
 FSDP, DEEPSPEED = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"
@@ -30,7 +27,7 @@ FSDP, DEEPSPEED = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"
 def check_supported(mode: str, environment: Mapping[str, str] = os.environ) -> None:
     """Refuse any weight sharding other than FSDP2, and all sharding outside of GRPO.
 
-    environment: the variables that `accelerate launch` sets. Raises UnsupportedProcessesError.
+    environment: the variables that `accelerate launch` sets. Raises TrainingError.
     """
     kind = ""
     if _is_set(environment, DEEPSPEED):
@@ -38,7 +35,7 @@ def check_supported(mode: str, environment: Mapping[str, str] = os.environ) -> N
     elif _is_set(environment, FSDP) and (mode != "rft" or environment.get("FSDP_VERSION") != "2"):
         kind = "FSDP 1" if mode == "rft" else f"FSDP with --mode {mode}"
     if kind:
-        raise UnsupportedProcessesError(
+        raise TrainingError(
             f"{kind} is not supported; use an accelerate config with distributed_type MULTI_GPU or MULTI_CPU, "
             "--num-processes, or for GRPO distributed_type FSDP with fsdp_version 2"
         )
@@ -66,10 +63,6 @@ def may_idle(model: nn.Module) -> bool:
 
 def _is_set(environment: Mapping[str, str], name: str) -> bool:
     return environment.get(name, "false").lower() in ("1", "true", "yes")
-
-
-class MainProcessError(GrpoTuiError, RuntimeError):
-    """The error of the main process, as raised on the other processes."""
 
 
 class Processes:
@@ -103,13 +96,13 @@ class Processes:
         if failed is not None:
             raise failed
         if message is not None:
-            raise MainProcessError(message)
+            raise TrainingError(message)
         return result
 
     def check_one_folder(self, folder: Path) -> None:
         """Refuse machines that do not share one run folder: each would hold only a part of every checkpoint.
 
-        Raises UnsupportedProcessesError, on every process.
+        Raises TrainingError, on every process.
         """
         if self.number == 1:
             return
@@ -126,7 +119,7 @@ class Processes:
             mark.unlink(missing_ok=True)
         blind = [f"process {number} on {host}" for number, (host, sees) in enumerate(seen) if not sees]
         if blind:
-            raise UnsupportedProcessesError(
+            raise TrainingError(
                 f"{', '.join(blind)} cannot see what the first process wrote into {folder}; all processes write "
                 "checkpoints, so every machine must see the folder of runs"
             )

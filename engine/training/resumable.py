@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from . import checkpoints
+from . import TrainingError, checkpoints
 from .optimizer_state import load_optimizer, save_optimizer
 from .sharding import shard, whole
 
@@ -229,7 +229,7 @@ def _naming(checkpoint: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:
-        raise checkpoints.CheckpointError(
+        raise TrainingError(
             f"the checkpoint {checkpoint} does not fit this run's configuration; set back with --set what has changed "
             f"({type(problem).__name__}: {problem})"
         ) from problem

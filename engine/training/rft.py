@@ -38,7 +38,7 @@ from ..rollouts.replay import ReplayBuffer
 from ..rollouts.runner import RolloutRunner, Row, prepares
 from ..runs.control.requests import ControlChannel
 from ..runs.write.writer import RecordWriter
-from . import checkpoints
+from . import TrainingError, checkpoints
 from .acting import load_agent, served
 from .callbacks import RunCallbacks
 from .callbacks.beta import AutomaticBeta
@@ -51,7 +51,7 @@ from .pass_rates import draw_by_difficulty
 from .pipeline import RolloutOptions
 from .processes import take_sharding
 from .resumable import StatePart
-from .run import TrainingError, begin_at, common_arguments, save_result, trl_arguments
+from .run import begin_at, common_arguments, save_result, trl_arguments
 from .sharding import whole
 from .teacher import open_teacher
 

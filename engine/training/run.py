@@ -14,7 +14,6 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from transformers import TrainingArguments
 
-from ...configs.errors import GrpoTuiError
 from ...configs.schema import RunConfig
 from ..evaluation.card import model_card
 from ..policy.models import chosen_device
@@ -23,6 +22,7 @@ from ..record.step_recorder import StepRecorder
 from ..runs.control.requests import ControlChannel
 from ..runs.health.checkpoints import checkpoint_folder
 from ..runs.paths import CONFIG_FILE, adapters_dir, links_to_latest
+from . import TrainingError
 from .callbacks import RunCallbacks
 from .checkpoints import Start, replacing
 from .processes import Processes
@@ -31,10 +31,6 @@ from .resumable import Resumable
 logger = logging.getLogger(__name__)
 
 ArgumentsT = TypeVar("ArgumentsT", bound=TrainingArguments)
-
-
-class TrainingError(GrpoTuiError, ValueError):
-    """Training cannot run as configured. The message is one sentence for the user."""
 
 
 def trl_arguments(kind: type[ArgumentsT], key: str, passed: Mapping[str, Any], **own: Any) -> ArgumentsT:
@@ -72,7 +68,7 @@ def common_arguments(config: RunConfig, run_dir: Path) -> dict[str, object]:
 def begin_at(start: Start, run_dir: Path, trainer: Resumable, callbacks: RunCallbacks, recorder: StepRecorder) -> None:
     """Connect a trainer's checkpoints to the record, and record where a resumed run begins.
 
-    Raises UnsupportedProcessesError if not all processes see the run's folder.
+    Raises TrainingError if not all processes see the run's folder.
     """
     Processes(trainer.accelerator).check_one_folder(run_dir)
     trainer.last_checkpoint = start.checkpoint

@@ -11,7 +11,6 @@ from concurrent.futures import Future
 import numpy as np
 
 from ...configs import metric_names as metric
-from ...configs.errors import GrpoTuiError
 from ...configs.sections import RolloutsConfig
 from ...envs.spans import Spans
 from ..agents.remote.adapters import Adapter
@@ -22,10 +21,7 @@ from ..rollouts.rollout import Rollout
 from ..rollouts.runner import RolloutRunner, Row
 from ..rollouts.scoring import Metrics
 from ..rollouts.server_evidence import ServerEvidence, by_server
-
-
-class MismatchError(GrpoTuiError, RuntimeError):
-    """Servers and trainer disagree on the log-probs of one policy by more than `rollouts.max_mismatch`."""
+from . import TrainingError
 
 
 class ServerRollouts:
@@ -96,7 +92,7 @@ class ServerRollouts:
         """Return rollouts with their weights (`correction.corrected`), and how far apart the policies are. Returns None
         if a server that wrote some of them has left the pool (`ServerEvidence`): make them again.
 
-        sampled: from the environments. present: with log-probs of the current policy. Raises MismatchError.
+        sampled: from the environments. present: with log-probs of the current policy. Raises TrainingError.
         """
         sampled = [now if rollout.logprobs is None else rollout for rollout, now in zip(sampled, present, strict=True)]
         for server, reason in self._evidence.add(sampled, present, step).items():
@@ -112,7 +108,7 @@ class ServerRollouts:
         fresh = [found for r, found in zip(sampled, ratios, strict=True) if r.policy_version == step]
         gaps = np.abs(np.concatenate([np.zeros(0), *fresh]))
         if len(gaps) and gaps.mean() > self.options.max_mismatch:
-            raise MismatchError(
+            raise TrainingError(
                 f"the log-probs of the servers differ from the trainer's by {gaps.mean():.2g} nats per token on "
                 f"average, and rollouts.max_mismatch allows {self.options.max_mismatch:g}: serve the model in the "
                 "precision of model.compute, and run `grpo-tui doctor --server URL`"

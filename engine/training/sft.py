@@ -133,7 +133,7 @@ def collect(
     vision: VisionProcessor | None = None,
 ) -> list[Demonstration]:
     """Read demonstrations from a file of conversations, or play them in the environments of the rows. Raises DataError
-    or DemonstrationError. knows, vision: see `play_demonstrations`."""
+    or TrainingError. knows, vision: see `play_demonstrations`."""
     sft = config.sft
     if sft.data is not None:
         return read_conversations(

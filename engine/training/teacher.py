@@ -20,8 +20,8 @@ from ..policy.prepared import PreparedModel, inference
 from ..policy.sources import ModelLoadError
 from ..rollouts.distillation import Teacher
 from ..rollouts.rollout import Rollout
+from . import TrainingError
 from .frozen import FrozenPass
-from .run import TrainingError
 
 PATIENCE_S = 300.0
 """How long to retry a busy server."""

@@ -21,8 +21,8 @@ import trl
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from ...configs.errors import GrpoTuiError
 from ..rollouts.rollout import Rollout
+from . import TrainingError
 from .losses.terms import Clipping
 from .resumable import ResumableTrainer, StatePart
 
@@ -47,24 +47,20 @@ ATTRIBUTES = (
 )
 
 
-class UnknownTrlError(GrpoTuiError, RuntimeError):
-    """The installed TRL lacks a hook that training needs."""
-
-
 def check_methods() -> None:
-    """Raise UnknownTrlError unless every method of `METHODS` exists and takes its arguments."""
+    """Raise TrainingError unless every method of `METHODS` exists and takes its arguments."""
     for name, (positions, names) in METHODS.items():
         try:
             inspect.signature(getattr(GRPOTrainer, name)).bind(None, *positions, **dict.fromkeys(names))
         except (AttributeError, TypeError) as error:
-            raise UnknownTrlError(_message(f"{name}({', '.join((*positions, *names))})")) from error
+            raise TrainingError(_message(f"{name}({', '.join((*positions, *names))})")) from error
 
 
 def check_attributes(trainer: GRPOTrainer) -> None:
-    """Raise UnknownTrlError unless a constructed trainer has every attribute of `ATTRIBUTES`."""
+    """Raise TrainingError unless a constructed trainer has every attribute of `ATTRIBUTES`."""
     for name in ATTRIBUTES:
         if not hasattr(trainer, name):
-            raise UnknownTrlError(_message(name))
+            raise TrainingError(_message(name))
 
 
 def _message(hook: str) -> str:

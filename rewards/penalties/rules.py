@@ -5,50 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...configs.errors import GrpoTuiError
 from ...configs.sections.rewards import PenaltyRuleConfig, RewardsConfig
 from ...envs.trajectory import Step, Trajectory
 from ...envs.user_code import UserCodeError, find_class
 from ..breakdown import Penalty
+from ..components.base import RewardError
 from .base import Episode, PenaltyRule
 from .built_in import BUILT_IN
 
 
-class PenaltyRuleError(GrpoTuiError, ValueError):
-    """A user's rule could not be loaded or failed. The message names the rule, the location and the reason."""
-
-
 def load_rule(config: PenaltyRuleConfig) -> PenaltyRule:
-    """Load the rule that `config` names. Raises PenaltyRuleError with a one-sentence message if there is none."""
+    """Load the rule that `config` names. Raises RewardError with a one-sentence message if there is none."""
     where = f"rewards.penalty_rules: {config.class_path}"
     try:
         found = find_class(config.class_path)
     except UserCodeError as error:
-        raise PenaltyRuleError(f"rewards.penalty_rules: {error}") from error
+        raise RewardError(f"rewards.penalty_rules: {error}") from error
     if not issubclass(found, PenaltyRule):
-        raise PenaltyRuleError(f"{where} is not a penalty rule: derive it from grpo_tui.rewards.penalties.PenaltyRule")
+        raise RewardError(f"{where} is not a penalty rule: derive it from grpo_tui.rewards.penalties.PenaltyRule")
     if found.check is PenaltyRule.check:
-        raise PenaltyRuleError(f"{where} has no method check(self, episode, step)")
+        raise RewardError(f"{where} has no method check(self, episode, step)")
     if not found.id:
-        raise PenaltyRuleError(f'{where} has no id: give the class one, such as id = "too_many_zooms"')
+        raise RewardError(f'{where} has no id: give the class one, such as id = "too_many_zooms"')
     try:
         rule = found(**({} if config.amount is None else {"amount": config.amount}), **config.options)
     except (TypeError, ValueError) as error:
-        raise PenaltyRuleError(f"{where} does not take these options: {error}") from error
+        raise RewardError(f"{where} does not take these options: {error}") from error
     if not rule.amount <= 0:
-        raise PenaltyRuleError(f"{where} has amount {rule.amount}: a penalty is a negative number, or 0")
+        raise RewardError(f"{where} has amount {rule.amount}: a penalty is a negative number, or 0")
     return rule
 
 
 def make_rules(config: RewardsConfig) -> list[PenaltyRule]:
-    """Create all rules with a non-zero cost. Raises PenaltyRuleError if a user's rule cannot be used."""
+    """Create all rules with a non-zero cost. Raises RewardError if a user's rule cannot be used."""
     rules = [rule(getattr(config.penalties, rule.id)) for rule in BUILT_IN] + [
         load_rule(path) for path in config.penalty_rules
     ]
     seen: set[str] = set()
     for rule in rules:
         if rule.id in seen:
-            raise PenaltyRuleError(f"two penalty rules have the id {rule.id}: give your own class another id")
+            raise RewardError(f"two penalty rules have the id {rule.id}: give your own class another id")
         seen.add(rule.id)
     return [rule for rule in rules if rule.amount]
 
@@ -58,7 +54,7 @@ def check_steps(
 ) -> list[tuple[Penalty, ...]]:
     """Return the penalties of each step, in the order of the rules. keys: the canonical action of each step, if known.
 
-    Raises PenaltyRuleError, which names rule and location, if a rule fails.
+    Raises RewardError, which names rule and location, if a rule fails.
     """
     episode = Episode(trajectory, keys)
     return [tuple(p for rule in rules if (p := _checked(rule, episode, step)) is not None) for step in episode.steps]
@@ -68,12 +64,12 @@ def _checked(rule: PenaltyRule, episode: Episode, step: Step) -> Penalty | None:
     try:
         penalty: object = rule.check(episode, step)
     except Exception as error:
-        raise PenaltyRuleError(
+        raise RewardError(
             f"penalty rule {rule.id} failed at step {step.index} of trajectory {episode.trajectory.id}: "
             f"{type(error).__name__}: {error}"
         ) from error
     if penalty is None:
         return None
     if not isinstance(penalty, Penalty) or not penalty.amount <= 0:
-        raise PenaltyRuleError(f"penalty rule {rule.id} must return None or a Penalty with an amount <= 0")
+        raise RewardError(f"penalty rule {rule.id} must return None or a Penalty with an amount <= 0")
     return penalty if penalty.step == step.index else replace(penalty, step=step.index)

@@ -18,7 +18,8 @@ from grpo_tui.configs.expectations import walk
 from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.trl_fields import OURS, PASSED, REFUSED, installed_fields
-from grpo_tui.engine.training.run import TrainingError, trl_arguments
+from grpo_tui.engine.training import TrainingError
+from grpo_tui.engine.training.run import trl_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,9 +15,10 @@ from grpo_tui.envs.calls import ToolCall
 from grpo_tui.envs.checks import find_problem
 from grpo_tui.envs.trajectory import Trajectory
 from grpo_tui.rewards.breakdown import Penalty
+from grpo_tui.rewards.components import RewardError
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 from grpo_tui.rewards.penalties import BUILT_IN, Episode, PenaltyRule
-from grpo_tui.rewards.penalties.rules import PenaltyRuleError, load_rule, make_rules
+from grpo_tui.rewards.penalties.rules import load_rule, make_rules
 
 from .episodes import TOOLS, context, good, step, trajectory
 
@@ -246,23 +247,23 @@ def test_a_users_own_rule_from_a_file(own: str):
     ],
 )
 def test_a_rule_that_cannot_be_used_is_refused_in_a_sentence(own: str, name: str, said: str):
-    with pytest.raises(PenaltyRuleError, match=said):
+    with pytest.raises(RewardError, match=said):
         load_rule(PenaltyRuleConfig(class_path=f"{own}:{name}"))
 
 
 def test_wrong_options_missing_files_and_two_rules_of_one_id(own: str):
-    with pytest.raises(PenaltyRuleError, match="does not take these options"):
+    with pytest.raises(RewardError, match="does not take these options"):
         load_rule(PenaltyRuleConfig(class_path=f"{own}:TooManyZooms", options={"least": 1}))
-    with pytest.raises(PenaltyRuleError, match="there is no file"):
+    with pytest.raises(RewardError, match="there is no file"):
         load_rule(PenaltyRuleConfig(class_path="nowhere.py:Rule"))
-    with pytest.raises(PenaltyRuleError, match="there is no module no_such_package here"):
+    with pytest.raises(RewardError, match="there is no module no_such_package here"):
         load_rule(PenaltyRuleConfig(class_path="no_such_package.rules.Rule"))
     twice = RewardsConfig(penalty_rules=[PenaltyRuleConfig(class_path=f"{own}:TooManyZooms")] * 2)
-    with pytest.raises(PenaltyRuleError, match="two penalty rules have the id too_many_zooms"):
+    with pytest.raises(RewardError, match="two penalty rules have the id too_many_zooms"):
         make_rules(twice)
 
 
 def test_a_rule_that_fails_says_where(own: str):
     config = RewardsConfig(penalty_rules=[PenaltyRuleConfig(class_path=f"{own}:Broken")])
-    with pytest.raises(PenaltyRuleError, match="penalty rule broken failed at step 0 of trajectory t: ZeroDivision"):
+    with pytest.raises(RewardError, match="penalty rule broken failed at step 0 of trajectory t: ZeroDivision"):
         RewardOrchestrator(config=config)._calculate_penalties(good())

@@ -17,9 +17,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ....configs.errors import GrpoTuiError
 from ....configs.sections.training import OWN_LOSSES, TRL_LOSSES
 from ....envs.user_code import UserCodeError, find_module
+from .. import TrainingError
 
 
 @dataclass(frozen=True)
@@ -47,27 +47,23 @@ Loss = Callable[[LossInputs], Tensor]
 """Returns the loss of every token, [B, T]. Tokens outside the mask are dropped afterwards."""
 
 
-class LossError(GrpoTuiError, ValueError):
-    """Unknown loss. The message lists the known ones."""
-
-
 def own_loss(name: str) -> Loss | None:
     """Return the loss called `name` in this folder, or the user's function at `package.module.function` or
-    `file.py:function`. Returns None for one of TRL's losses. Raises LossError."""
+    `file.py:function`. Returns None for one of TRL's losses. Raises TrainingError."""
     if name in TRL_LOSSES:
         return None
     if name in OWN_LOSSES:
         return getattr(importlib.import_module(f".{name}", __package__), name)
     if "." not in name:
         known = ", ".join((*TRL_LOSSES, *OWN_LOSSES))
-        raise LossError(f'training.loss_type: there is no loss "{name}": {known}, or file.py:function')
+        raise TrainingError(f'training.loss_type: there is no loss "{name}": {known}, or file.py:function')
     try:
         module, function = find_module(name)
     except UserCodeError as problem:
-        raise LossError(f"training.loss_type: {problem}") from problem
+        raise TrainingError(f"training.loss_type: {problem}") from problem
     found = getattr(module, function, None)
     if not callable(found):
-        raise LossError(f"training.loss_type: {module.__name__} has no function {function}")
+        raise TrainingError(f"training.loss_type: {module.__name__} has no function {function}")
     return cast("Loss", found)
 
 

@@ -17,13 +17,9 @@ from grpo_tui.engine.runs.control.requests import ControlChannel, outcome, reque
 from grpo_tui.engine.runs.paths import adapters_dir
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write.writer import RunWriter
+from grpo_tui.engine.training import TrainingError
 from grpo_tui.engine.training.checkpoints import Start, find_start
-from grpo_tui.engine.training.demonstrations import (
-    DemonstrationError,
-    always,
-    play_demonstrations,
-    read_conversations,
-)
+from grpo_tui.engine.training.demonstrations import always, play_demonstrations, read_conversations
 from grpo_tui.engine.training.sft import run_sft
 from grpo_tui.envs.calculator import CalculatorEnv
 
@@ -94,9 +90,9 @@ def test_demonstrations_count_what_the_agent_wrote_and_nothing_else():
 
 def test_a_route_that_is_not_there_and_an_environment_without_any_are_said():
     tasks = CalculatorEnv().make_tasks("train", 2, 0)
-    with pytest.raises(DemonstrationError, match="no route 'sideways' for a task; it has right, guess, stop_early"):
+    with pytest.raises(TrainingError, match="no route 'sideways' for a task; it has right, guess, stop_early"):
         play_demonstrations(CalculatorEnv(), tasks, tokenizer(), choose=always("sideways"))
-    with pytest.raises(DemonstrationError, match="over the limit of 10"):
+    with pytest.raises(TrainingError, match="over the limit of 10"):
         play_demonstrations(CalculatorEnv(), tasks, tokenizer(), max_tokens=10)
 
 
@@ -159,7 +155,7 @@ def test_text_with_other_line_ends_stays_in_its_line(tmp_path):
 def test_a_conversation_that_cannot_be_used_is_said_with_its_line(tmp_path, line, problem):
     path = tmp_path / "talk.jsonl"
     path.write_text("\n" + line + "\n")
-    with pytest.raises(DemonstrationError, match=problem) as caught:
+    with pytest.raises(TrainingError, match=problem) as caught:
         read_conversations(path, tokenizer())
     assert "talk.jsonl, line 2" in str(caught.value)
 

@@ -88,7 +88,8 @@ def other_folders(rank: int) -> list[str]:
     """What a process hears where all see one folder of the run, and where each has its own."""
     from accelerate import Accelerator
 
-    from grpo_tui.engine.training.processes import Processes, UnsupportedProcessesError
+    from grpo_tui.engine.training import TrainingError
+    from grpo_tui.engine.training.processes import Processes
 
     processes = Processes(Accelerator(cpu=True))
     home = processes.broadcast(tempfile.mkdtemp())
@@ -99,7 +100,7 @@ def other_folders(rank: int) -> list[str]:
         try:
             processes.check_one_folder(folder)
             heard.append("")
-        except UnsupportedProcessesError as problem:
+        except TrainingError as problem:
             heard.append(str(problem))
     return [*heard, *sorted(path.name for path in Path(home).rglob(".seen*"))]
 

@@ -14,7 +14,7 @@ from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.policy.attention_layout import Layout
 from grpo_tui.engine.policy.packed import PackedForward
 from grpo_tui.engine.runs.write.writer import NullWriter
-from grpo_tui.engine.training.mismatch import ChangedPolicyError
+from grpo_tui.engine.training import TrainingError
 from grpo_tui.engine.training.rft import run_rft
 
 from ..agents.models import WITH_WINDOWS, model_of_type, tokenizer
@@ -99,7 +99,7 @@ def test_a_loss_about_another_policy_than_the_one_that_acted_ends_the_run(tmp_pa
     monkeypatch.setattr(Layout, "within", lambda self, window: self)
     monkeypatch.setattr(PackedForward, "agrees", lambda self: True)
     with pytest.raises(
-        ChangedPolicyError,
+        TrainingError,
         match=r"before the first update their KL is 0.* nats per token, and at most 0.001 is",
     ):
         trained(tmp_path, model_of_type("mistral"), "training.max_turn_tokens=40")

@@ -11,9 +11,10 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from grpo_tui.configs.sections.training import OWN_LOSSES, TRL_LOSSES, TrainingConfig
 from grpo_tui.engine.rollouts.advantages import advantage_method
-from grpo_tui.engine.training.losses import LossError, LossInputs, kl_of_tokens, own_loss, sum_over_tokens
+from grpo_tui.engine.training import TrainingError
+from grpo_tui.engine.training.losses import LossInputs, kl_of_tokens, own_loss, sum_over_tokens
 from grpo_tui.engine.training.losses.reinforce import reinforce
-from grpo_tui.engine.training.processes import UnsupportedProcessesError, check_supported
+from grpo_tui.engine.training.processes import check_supported
 from grpo_tui.rewards.advantages import METHODS
 
 from .parts import make_trainer, playback_rows, policy
@@ -70,7 +71,7 @@ def test_the_configuration_knows_every_name():
     ("name", "message"), [("nothing", "dapo.*reinforce"), ("json.nothing", "json has no function nothing")]
 )
 def test_a_loss_that_is_none_is_refused_in_one_sentence(name, message):
-    with pytest.raises(LossError, match=message):
+    with pytest.raises(TrainingError, match=message):
         own_loss(name)
 
 
@@ -80,7 +81,7 @@ def test_a_loss_that_is_none_is_refused_in_one_sentence(name, message):
 def test_other_divisions_of_the_weights_are_refused_with_what_would_be_right(kind: str, mode: str, version: str):
     check_supported(mode, {f"ACCELERATE_USE_{kind}": "false"})
     check_supported("rft", {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"})
-    with pytest.raises(UnsupportedProcessesError, match=r"not supported.*MULTI_GPU.*fsdp_version 2"):
+    with pytest.raises(TrainingError, match=r"not supported.*MULTI_GPU.*fsdp_version 2"):
         check_supported(mode, {f"ACCELERATE_USE_{kind}": "true", "FSDP_VERSION": version})
 
 

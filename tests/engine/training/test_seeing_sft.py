@@ -19,7 +19,8 @@ from grpo_tui.engine.policy.versions import OLD_CHECKPOINTING
 from grpo_tui.engine.policy.vision.processor import stack_inputs
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write.writer import RunWriter
-from grpo_tui.engine.training.demonstrations import DemonstrationError, read_conversations
+from grpo_tui.engine.training import TrainingError
+from grpo_tui.engine.training.demonstrations import read_conversations
 from grpo_tui.engine.training.sft import collect, run_sft
 
 from .parts import tokenizer as text_tokenizer
@@ -102,11 +103,11 @@ def test_a_picture_that_cannot_be_shown_costs_its_own_conversation(
     for number, why in ((2, "cannot be read as an image"), (4, "7,000 x 7,000 pixels")):
         assert any(f"line {number} is left out" in said and why in said for said in left_out), left_out
     path.write_text(conversation((pictures["broken"], "red")))
-    with pytest.raises(DemonstrationError, match=r"contains no conversation of at most .* tokens; line 1: .*broken"):
+    with pytest.raises(TrainingError, match=r"contains no conversation of at most .* tokens; line 1: .*broken"):
         collect(config, words, lambda name: True, vision)
     path.write_text(conversation((pictures["missing"], "red")))
-    with pytest.raises(DemonstrationError, match=r"line 1: there is no image .*missing.png"):
+    with pytest.raises(TrainingError, match=r"line 1: there is no image .*missing.png"):
         collect(config, words, lambda name: True, vision)
     path.write_text(conversation((pictures["red"], "red")))
-    with pytest.raises(DemonstrationError, match=r"line 1: it shows an image, but model.base takes no images"):
+    with pytest.raises(TrainingError, match=r"line 1: it shows an image, but model.base takes no images"):
         read_conversations(path, text_tokenizer())

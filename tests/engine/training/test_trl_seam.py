@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from grpo_tui.engine.training import trl_seam
+from grpo_tui.engine.training import TrainingError, trl_seam
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
-from grpo_tui.engine.training.trl_seam import METHODS, UnknownTrlError
+from grpo_tui.engine.training.trl_seam import METHODS
 
 from .parts import make_trainer, playback_rows, policy
 
@@ -24,7 +24,7 @@ def test_a_method_that_takes_other_arguments(tmp_path: Path, monkeypatch: Any, n
     trl_seam.check_methods()
     with monkeypatch.context() as changed:
         changed.setattr(GRPOTrainer, name, lambda self: None)
-        with pytest.raises(UnknownTrlError, match=rf"has no GRPOTrainer\.{name}.*pip install 'trl>=1\.14"):
+        with pytest.raises(TrainingError, match=rf"has no GRPOTrainer\.{name}.*pip install 'trl>=1\.14"):
             make(tmp_path)
 
 
@@ -33,7 +33,7 @@ def test_a_method_that_is_missing(monkeypatch: Any, name: str):
     for owner in GRPOTrainer.__mro__:
         if name in vars(owner):
             monkeypatch.delattr(owner, name)
-    with pytest.raises(UnknownTrlError, match=rf"has no GRPOTrainer\.{name}"):
+    with pytest.raises(TrainingError, match=rf"has no GRPOTrainer\.{name}"):
         trl_seam.check_methods()
 
 
@@ -52,7 +52,7 @@ def test_an_attribute_that_is_missing(tmp_path: Path, monkeypatch: Any):
         del self._buffered_inputs
 
     monkeypatch.setattr(GRPOTrainer, "__init__", without)
-    with pytest.raises(UnknownTrlError, match=r"has no GRPOTrainer\._buffered_inputs"):
+    with pytest.raises(TrainingError, match=r"has no GRPOTrainer\._buffered_inputs"):
         make(tmp_path)
 
 
