@@ -243,5 +243,5 @@ class _StopsAfter(ControlChannel):
     def poll(self):
         self.left -= 1
         if self.left == 0:
-            request(self.folder.parent, "stop")
+            request(self.run_dir, "stop")
         return super().poll()
