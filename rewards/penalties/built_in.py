@@ -199,10 +199,5 @@ class NoFinalAnswer(PenaltyRule):
 
 
 BUILT_IN: tuple[type[PenaltyRule], ...] = (
-    UnparsableCall,
-    UnknownTool,
-    WrongModality,
-    MissingPrerequisite,
-    InvalidArgument,
-    NoFinalAnswer,
-)
+    UnparsableCall, UnknownTool, WrongModality, MissingPrerequisite, InvalidArgument, NoFinalAnswer,
+)  # fmt: skip

@@ -91,7 +91,9 @@ class TasksetEnv(HarnessRollouts):
         rollout = RolloutState(exchange)
         messages = exchange.next(max(START_S, self.turn_timeout_s))
         if messages is None:
-            raise ValueError(f"{self.id} ended the episode before it asked for a completion: {_problem(exchange)}")
+            outcome = exchange.end(1.0)
+            problem = one_line(outcome) if isinstance(outcome, BaseException) else _problem_of(outcome)
+            raise ValueError(f"{self.id} ended the episode before it asked for a completion: {problem}")
         tools = (tool_of_schema(t["name"], t.get("description"), t.get("parameters")) for t in exchange.tools)
         return (rollout, messages), tuple(tools)
 
@@ -152,11 +154,6 @@ def _load(id: str, args: dict[str, object], harness: dict[str, object], runtime:
             return _Served(loaders.load_environment(config), v1)
         except Exception as problem:
             raise ValueError(f"the taskset {id} cannot be loaded: {one_line(problem)}") from problem
-
-
-def _problem(exchange: RolloutExchange) -> str:
-    outcome = exchange.end(1.0)
-    return one_line(outcome) if isinstance(outcome, BaseException) else _problem_of(outcome)
 
 
 def _problem_of(episode: Any) -> str:
