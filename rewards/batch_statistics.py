@@ -18,6 +18,8 @@ ALARM = -math.log(1e-4)
 (`tests/rewards/test_sequential.py`): more than 1e-4, because the noise is estimated from few steps."""
 LEVEL = 3
 """Number of steps to average for the highest level."""
+ERRORS = 2.0
+"""Standard errors of a significant fall."""
 
 
 def halves(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch]]:
@@ -110,7 +112,7 @@ def _noise(values: Sequence[float]) -> float:
     return math.sqrt(median(squares) / (2 * 0.455)) if squares else 0.0
 
 
-def fell(before: tuple[int, int], after: tuple[int, int], errors: float = 2.0) -> bool:
+def fell(before: tuple[int, int], after: tuple[int, int], errors: float = ERRORS) -> bool:
     """Return whether a rate fell by so many standard errors. before, after: successes and trials."""
     (a, n), (b, m) = before, after
     pooled = (a + b) / (n + m)
