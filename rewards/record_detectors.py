@@ -12,6 +12,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from ..configs import metric_names as metric
+from ..configs.errors import count as counted
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batch_statistics import SAME, deviation, groups_of, rollouts_of
@@ -75,8 +76,9 @@ def few_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
     if every == {r.task for b in batches if b.held_out for r in b.held_out.rollouts}:
         return []
     message = (
-        f"training repeats a few tasks: {groups:,} groups of {len(batches)} steps have {len(every):,} different "
-        f"task{'s' * (len(every) > 1)}, and a step has the same task several times. Look for duplicates in the data."
+        f"training repeats a few tasks: {groups:,} groups of {len(batches)} steps have "
+        f"{counted(len(every), 'different task')}, and a step has the same task several times. Look for duplicates in "
+        "the data."
     )
     prompts = {(r.task, r.prompt) for r in rollouts_of(batches)}
     known = any(b.held_out for b in batches) or len(prompts) > len(every)
@@ -294,9 +296,14 @@ def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     dropped = latest.metrics.get(metric.REWARD_NONFINITE, 0.0)
     if not bad and not wrong and not names and not dropped > 0:
         return []
-    where = [f"the {what} of {len(hit)} trajectories" for what, hit in (("reward", bad), ("advantage", wrong)) if hit]
+    where = [
+        f"the {what} of {counted(len(hit), 'trajectory', 'trajectories')}"
+        for what, hit in (("reward", bad), ("advantage", wrong))
+        if hit
+    ]
     where += [f"{', '.join(names[:5])}{' and others' if len(names) > 5 else ''}"] if names else []
-    where += [f"{dropped:g} raw reward values, which count as 0"] if dropped > 0 else []
+    zeros = counted(int(dropped), "raw reward value, which counts as 0", "raw reward values, which count as 0")
+    where += [zeros] if dropped > 0 else []
     count = len(bad) + len(wrong) + len(names) + (dropped if dropped > 0 else 0)
     message = f"NaN or infinity in {'; '.join(where)}."
     return [Finding(message, count, 0.0, ids_of(bad + wrong), severity="failure")]

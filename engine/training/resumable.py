@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,7 +42,20 @@ class StatePart:
     everywhere: bool = False
 
 
-class Resumable(Trainer):
+class FiniteUpdates(Trainer):
+    """Leaves out updates whose gradient is not finite, which would replace all weights with NaN."""
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        norm: Any = super()._get_grad_norm(model, grad_norm)
+        if not math.isfinite(norm):
+            logger.warning(
+                "the gradient of step %d is not finite, so its update is left out", self.state.global_step + 1
+            )
+            model.zero_grad()
+        return norm
+
+
+class Resumable(FiniteUpdates):
     """Mix in before a trainer class. Saves to `args.output_dir/checkpoint-N`, from which
     `train(resume_from_checkpoint=…)` continues.
 

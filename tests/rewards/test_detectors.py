@@ -231,7 +231,7 @@ def test_what_is_not_finite():
     [finding] = find("not_finite", [batch(0, train__loss=math.nan, rewards__nonfinite=3.0)])
     assert finding.message == "NaN or infinity in train/loss; 3 raw reward values, which count as 0."
     [finding] = find("not_finite", [batch(0, task=lambda i: math.inf if i == 3 else 0.0)])
-    assert finding.trajectories == ("0-3",)
+    assert finding.trajectories == ("0-3",) and "the reward of 1 trajectory." in finding.message
 
 
 def test_a_finding_is_reported_once_and_again_after_a_window():

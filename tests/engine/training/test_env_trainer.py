@@ -298,3 +298,18 @@ def test_a_step_runs_on_two_real_environments_in_one_batch(tmp_path):
     after = dict(model.named_parameters())
     assert all(torch.isfinite(after[n]).all() for n in before)
     assert any(not torch.equal(after[n], p) for n, p in before.items())
+
+
+def test_an_update_whose_gradient_is_not_finite_is_left_out(tmp_path, caplog, monkeypatch):
+    trainer = make_trainer(tmp_path, playback_rows(4), max_steps=2, max_grad_norm=1.0)
+    compute, weights = trainer.compute_loss, list[torch.Tensor]()
+
+    def nan_at_first(*args: Any, **kwargs: Any) -> torch.Tensor:
+        weights.append(next(trainer.model.parameters()).detach().clone())
+        return compute(*args, **kwargs) * (float("nan") if len(weights) == 1 else 1.0)
+
+    monkeypatch.setattr(trainer, "compute_loss", nan_at_first)
+    trainer.train()
+    assert torch.equal(weights[0], weights[1])
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+    assert "the gradient of step 1 is not finite, so its update is left out" in caplog.text
