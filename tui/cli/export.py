@@ -65,17 +65,10 @@ def export(
     chosen = FORMATS[format_]
     if out == Path("-"):
         return _print(chosen, run_or_dump(run, home, maps, importers), filter_ or "", best)
-    if out is not None and not out.parent.is_dir():
-        fail(f"--out: there is no folder {out.parent}; create it first", ExitCode.USAGE)
     info = run_or_dump(run, home, maps, importers)
     named = out is not None
     out = out or Path(f"{Path(info.id).name}.{chosen.suffix}")
-    if out.exists() and not (out.is_file() or out.is_dir()):
-        fail(f"--out: {out} is not a file; --out - writes to a pipe", ExitCode.USAGE)
-    if out.exists() and (chosen.folder or out.is_dir() or not named):
-        other = "choose another" if named else "choose another with --out"
-        other += "" if named or chosen.folder else ", or --out this one to replace it"
-        fail(f"{out} already exists; {other}", ExitCode.USAGE)
+    _refuse(out, chosen, named)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with opened(info) as reader:
@@ -90,6 +83,20 @@ def export(
     what = f"{'pair' if count == 1 else 'pairs'} of trajectories" if format_ is Format.dpo else what
     say(f"wrote {count:,} {what} to {out}")
     return ExitCode.FAILED if problems else ExitCode.OK
+
+
+def _refuse(out: Path, chosen: ExportFormat, named: bool) -> None:
+    if not out.parent.is_dir():
+        fail(f"--out: there is no folder {out.parent}; create it first", ExitCode.USAGE)
+    if not out.exists():
+        return
+    if not (out.is_file() or out.is_dir()):
+        fail(f"--out: {out} is not a file; --out - writes to a pipe", ExitCode.USAGE)
+    if not named:
+        replacing = "" if chosen.folder else ", or --out this one to replace it"
+        fail(f"{out} already exists; choose another with --out{replacing}", ExitCode.USAGE)
+    if chosen.folder or out.is_dir():
+        fail(f"{out} already exists; choose another", ExitCode.USAGE)
 
 
 def _print(chosen: ExportFormat, info: RunInfo, filter_: str, best: bool) -> ExitCode:

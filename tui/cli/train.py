@@ -36,6 +36,9 @@ RewardOption = Annotated[
 ]
 RunIdOption = Annotated[str | None, typer.Option(help="Id of the new run. Default: a generated id.")]
 HeadlessOption = Annotated[bool, typer.Option("--headless", help="Print plain lines, even on a terminal.")]
+ResumeOption = Annotated[
+    str | None, typer.Option(metavar="RUN", help="Resume a run from its last checkpoint.", autocompletion=known_runs)
+]
 AccelerateOption = Annotated[
     Path | None,
     typer.Option(help="Your own accelerate config for several GPUs or machines (without FSDP and DeepSpeed)."),
@@ -62,10 +65,7 @@ def train(
     ] = False,
     run_id: RunIdOption = None,
     headless: HeadlessOption = False,
-    resume: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Resume a run from its last checkpoint.", autocompletion=known_runs),
-    ] = None,
+    resume: ResumeOption = None,
     seeds: Annotated[
         int, typer.Option(min=1, help="Train with this many seeds, one run after another, and print the mean.")
     ] = 1,
