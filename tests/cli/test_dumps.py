@@ -154,7 +154,7 @@ def test_a_note_is_written_listed_exported_and_filtered(
     [
         (["--filter", "reward>0"], {"query": Query("reward>0")}),
         (["--search", "cat"], {"query": Query(search="cat")}),
-        (["--at", "2/3"], {"n": 2, "step": 2}),
+        (["--at", "2/1"], {"n": 2, "step": 0}),
         (["--live"], {}),
         ([], {"query": Query()}),
     ],
@@ -184,7 +184,7 @@ def test_an_id_may_look_like_a_rollout_and_its_step(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out.count("HumanEval/") == 2
 
 
-@pytest.mark.parametrize("options", [["--filter", "reward>"], ["--at", "9"]])
+@pytest.mark.parametrize("options", [["--filter", "reward>"], ["--at", "9"], ["--at", "1/3"]])
 def test_options_that_cannot_be_met_end_the_command(options: list[str], tmp_path: Path, monkeypatch):
     (tmp_path / "one.jsonl").write_text('{"prompt": "p", "completion": "c", "reward": 1}\n')
     monkeypatch.setattr(sys.modules["grpo_tui.tui.cli.inspect"], "on_terminal", lambda: True)
