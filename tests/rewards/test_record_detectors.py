@@ -3,79 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import fmean
 
 import numpy as np
 import pytest
 
 from grpo_tui.configs import metric_names as metric
 from grpo_tui.rewards.batches import Batch, HeldOut, RolloutSummary, rollout_of
-from grpo_tui.rewards.detectors import Finding
 from grpo_tui.rewards.diagnosis import Diagnosis
 
 from .episodes import good
-
-STEPS, TASKS, GROUP = 8, 8, 4
-FROM_REWARD = math.nan
-"""An advantage that follows from the rewards of the group."""
-
-
-def right(step: int, task: int, i: int) -> RolloutSummary:
-    """A rollout of a training that is in order: every second answer is right at first, and three of four later."""
-    expected = str(task)
-    correct = i % 2 == 0 or (step > 4 and i == 1)
-    answer = expected if correct else str((task + i) % TASKS)
-    reward = float(correct)
-    mean = 0.75 if step > 4 else 0.5
-    return RolloutSummary(
-        f"{step}-{task}-{i}",
-        f"{step}-{task}",
-        reward,
-        {"task": reward},
-        correct,
-        tokens=10,
-        turns=1,
-        text=f"{'well ' * (i % 3)}answer {answer}",
-        task=f"t{step % 3}{task}",
-        expected=expected,
-        answer=answer,
-        prompt=f"task {(step + task) % 3} {task}",
-        written=10,
-        advantage=reward - mean,
-        surprise=0.9,
-    )
-
-
-Change = Callable[[RolloutSummary, int, int, int], RolloutSummary]
-
-
-def training(change: Change = lambda r, *_: r, **metrics: float) -> list[Batch]:
-    """The steps of a training in which `change(rollout, step, task, i)` breaks something."""
-    values = {metric.ENTROPY: 0.9, metric.CLIP_FRACTION: 0.01, metric.BETA: 0.01, metric.KL_MEAN: 0.02, **metrics}
-    groups = [[[change(right(s, t, i), s, t, i) for i in range(GROUP)] for t in range(TASKS)] for s in range(STEPS + 1)]
-    return [Batch(s, [r for g in groups[s] for r in compared(g)], values) for s in range(1, STEPS + 1)]
-
-
-def compared(group: Sequence[RolloutSummary]) -> list[RolloutSummary]:
-    """The rollouts of a group, with the advantages of those that `scored` gave another reward."""
-    mean = fmean(r.total or 0.0 for r in group)
-    return [replace(r, advantage=(r.total or 0.0) - mean) if r.advantage is FROM_REWARD else r for r in group]
-
-
-def warnings(batches: Sequence[Batch]) -> list[Finding]:
-    """The warnings of a whole training, the likeliest cause first."""
-    diagnosis = Diagnosis()
-    for batch in batches:
-        diagnosis.observe(batch)
-    diagnosis.end()
-    return [f.finding for f in diagnosis.found() if f.finding.severity in ("warning", "failure")]
-
-
-def scored(r: RolloutSummary, reward: float, correct: bool | None = None) -> RolloutSummary:
-    """The rollout with another verdict, and the advantage that follows from it."""
-    return replace(r, total=reward, contributions={"task": reward}, correct=correct, advantage=FROM_REWARD)
+from .trainings import GROUP, TASKS, right, scored, training, warnings
 
 
 def flipped(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
@@ -518,105 +456,3 @@ def test_advantages_are_scaled_by_group():
     assert "advantage_order" not in {f.detector for f in warnings(training(graded))}
     wrong = training(lambda r, *a: replace(g := graded(r, *a), advantage=-(g.advantage or 0.0)))
     assert "advantage_order" in {f.detector for f in warnings(wrong)}
-
-
-def test_rows_with_the_same_prompt_are_duplicates():
-    def rows(r: RolloutSummary, s: int, t: int, i: int, prompts: int) -> RolloutSummary:
-        return replace(r, task=f"{s}-{t}", prompt=f"task {(8 * s + t) % prompts}", expected=None, answer=None)
-
-    [found] = warnings(training(lambda *a: rows(*a, prompts=6)))
-    assert (found.detector, found.subject) == ("few_tasks", "prompts") and "6 different prompts" in found.message
-    assert warnings(training(lambda *a: rows(*a, prompts=50))) == []
-    hidden = training(lambda *a: replace(rows(*a, prompts=6), turns=3))
-    assert warnings(hidden) == [], "the tasks of a game may differ in what its prompt does not show"
-
-
-def test_an_environment_with_one_prompt_may_have_no_other_tasks():
-    diagnosis = Diagnosis()
-    for batch in training(lambda r, *_: replace(r, task="t", prompt="start", text=f"{r.id} {r.text}")):
-        diagnosis.observe(batch)
-    assert {f.finding.severity for f in diagnosis.found() if f.finding.detector == "few_tasks"} == {"hint"}
-
-
-def test_right_answers_in_another_form_than_the_grader_expects_are_found():
-    """Data with an answer column is graded by equality, and the policy writes a sentence."""
-
-    def sentence(r: RolloutSummary, *_: int) -> RolloutSummary:
-        text = f"It is {r.answer}."
-        return replace(scored(r, 0.0, False), text=text, answer=text)
-
-    found = warnings(training(sentence))[0]
-    assert (found.detector, found.subject) == ("rejected_answers", "form")
-    assert "ends with the expected" in found.message
-    flipped = training(lambda r, *a: replace(scored(sentence(r, *a), 1.0 - bool(r.correct)), answer=None))
-    assert "earns more than 0" in warnings(flipped)[0].message, "success is unknown"
-    for reward in (1.0, 0.0):
-        same = warnings(training(lambda r, *a, x=reward: scored(sentence(r, *a), x)))
-        assert ("form" in {f.subject for f in same}) == (reward == 0.0)
-    wrong = training(lambda r, s, t, i: replace(sentence(r, s, t, i), expected=str((t + 3 * s + i) % TASKS)))
-    assert "rejected_answers" not in {f.detector for f in warnings(wrong)}, "these answers are right by chance"
-
-
-def test_a_missing_score_makes_a_reward_noisy():
-    def scoreless(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
-        text = f"answer {t}"
-        if i == s % GROUP:
-            return replace(r, text=text, total=0.0, contributions={}, advantage=FROM_REWARD)
-        return replace(scored(r, 1.0), contributions={"judge": 1.0}, goals=frozenset({"judge"}), text=text)
-
-    found = next(f for f in warnings(training(scoreless)) if f.detector == "noisy_reward")
-    assert "judge has no score for one of them" in found.message
-
-
-def test_a_reward_that_never_pays_is_found_unless_answers_are_known_to_be_wrong():
-    def nothing(r: RolloutSummary, *_: int) -> RolloutSummary:
-        return replace(scored(r, 0.0, False), expected=None, answer=None, text=f"{r.id} {r.text}")
-
-    found = warnings(training(nothing))[0]
-    assert found.detector == "constant_reward" and "no rollout has earned a reward" in found.message
-    hard = training(lambda r, s, t, i: replace(nothing(r, s, t, i), expected="9", answer=f"{i}"))
-    assert "constant_reward" not in {f.detector for f in warnings(hard)}
-    assert warnings(training(lambda r, *a: replace(nothing(r, *a), cut=True)))[0].detector == "truncation"
-
-
-def test_a_graded_reward_for_lists_may_follow_their_length():
-    """Longer lists have more right elements, and one element of five is wrong."""
-    draw = np.random.default_rng(0)
-
-    def listed(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
-        n = 1 + s // 3 + i
-        return replace(scored(r, draw.binomial(n, 0.8) / 8), tokens=n, written=n, text=f"{r.id} " + "so " * n)
-
-    diagnosis = Diagnosis()
-    for batch in training(listed):
-        diagnosis.observe(batch)
-    assert {f.finding.severity for f in diagnosis.found() if f.finding.detector == "length_reward"} == {"hint"}
-
-
-def test_a_reward_for_copies_of_the_prompt_is_found():
-    """The policy writes more and more words of its prompt, and the reward is their share."""
-
-    def copied(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
-        prompt = f"{r.prompt} key door open red"
-        words = prompt.split()[: max(1, s - i % 3)]
-        return replace(scored(r, len(set(words)) / 7), prompt=prompt, text=" ".join(words), answer=None, expected=None)
-
-    found = warnings(training(copied))[0]
-    assert found.detector == "copied_prompt" and "copy of the prompt" in found.message
-    unpaid = training(lambda r, *a: replace(scored(copied(r, *a), a[2] % 2, None), answer=None))
-    assert "copied_prompt" not in {f.detector for f in warnings(unpaid)}
-
-
-@pytest.mark.parametrize(("correct", "severity"), [(True, "hint"), (None, "warning")])
-def test_a_game_may_end_in_the_same_way_for_all_tasks(correct: bool | None, severity: str):
-    """Its answer is `open` for each success, and no answer is expected."""
-
-    def played(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
-        won = s > 4 or i == 0
-        verdict = correct and won
-        return replace(scored(r, float(won), verdict), expected=None, answer="open" if won else f"{t}{i}", turns=3)
-
-    diagnosis = Diagnosis()
-    for batch in training(played):
-        diagnosis.observe(batch)
-    assert {f.finding.severity for f in diagnosis.found() if f.finding.detector == "one_answer"} == {severity}
