@@ -173,7 +173,7 @@ class Recorder:
         """
         at_step = step_of(step)
         if not isinstance(values, Mapping):
-            raise TypeError(f"metrics={values!r}: expected a mapping such as {{'train/loss': 0.5}}")
+            raise TypeError(f"metrics={values!r}: expected a mapping such as {{{metric.LOSS!r}: 0.5}}")
         self._own_means = self._own_means or metric.REWARD_MEAN in values
         self._at(at_step)
         self._guarded(lambda: self._writer.metrics(at_step, values))

@@ -78,7 +78,7 @@ def test_an_advantage_that_is_no_number_and_an_error_are_named_once(
     _, findings = found(file, capsys)
     messages = {(f["detector"], f["message"]) for f in findings if f["severity"] in ("warning", "failure")}
     assert messages == {
-        ("not_finite", "NaN or infinity in the advantage of 1 trajectories."),
+        ("not_finite", "NaN or infinity in the advantage of 1 trajectory."),
         ("errors", "16 of 64 rollouts ended in an error."),
     }
 

@@ -184,7 +184,7 @@ async def test_the_dashboard_of_a_dump_shows_what_is_there_and_says_what_is_not(
     folder = open_dump(PEERS / "verl" / "rollout_v0", whole=True).folder
     async with running(tmp_path / "runs", Live(folder)) as app:
         text = app.text
-        assert "1 failure, 1 warning" in text and "NaN or infinity" in text, "the findings of `check`"
+        assert "1 failure, 1 hint" in text and "NaN or infinity" in text, "the findings of `check`"
         assert "segment_object_at" in text and "75 %" in text, "what was done, by step"
         scores = [json.loads(line)["format"] for line in (PEERS / "verl/rollout_v0/3.jsonl").open()]
         mean = sum(s for s in scores if s is not None) / sum(s is not None for s in scores)
