@@ -100,7 +100,8 @@ def repeated_prompts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
         "Remove repeated rows."
     )
     ids = ids_of(batches[-1].rollouts)
-    return [Finding(message, different / len(tasks), DISTINCT, ids, "prompts", began=batches[0].step)]
+    found = Finding(message, different / len(tasks), DISTINCT, ids, "prompts", began=batches[0].step, severity="hint")
+    return [found]
 
 
 @detector(need.TASKS, need.KL)
