@@ -46,6 +46,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The names of failed tests are the last lines, below comparisons of any length."""
+    reporter: Any = config.pluginmanager.getplugin("terminalreporter")
+    for report in [*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())] if reporter else ():
+        reporter.write_line(f"failed: {report.nodeid}")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     count = session.config.getoption("--workers")

@@ -99,6 +99,12 @@ def reap() -> None:
                 write_json(path, {**facts, "exit_code": code, "ended": time.time()})
 
 
+def unreaped(run_dir: Path) -> list[str]:
+    """Return the names of this process's children for a run whose exit has not been recorded."""
+    reap()
+    return [name for directory, name in list(_children) if directory == str(run_dir)]
+
+
 def exit_code(pid: int) -> int | None:
     """Return the exit code of a child process, even if the run's folder is gone; None if unknown.
 

@@ -16,7 +16,7 @@ from ..runs.durable import read_json, write_json
 from ..runs.paths import PROCESSES, RUN_FILE
 from ..runs.types import RunInfo
 from . import LaunchError
-from .children import reap
+from .children import unreaped
 
 ASK_SECONDS = 3.0
 """Seconds between the stop request and SIGTERM, for a process that does not read requests."""
@@ -56,8 +56,9 @@ def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> Ru
 
 def living(run_dir: Path) -> list[str]:
     """Return the names of a run's live processes, here or on another machine."""
-    reap()
-    return [name for name in process_names(run_dir) if _is_alive(run_dir, name, process_state(run_dir, name))]
+    names = [name for name in process_names(run_dir) if _is_alive(run_dir, name, process_state(run_dir, name))]
+    # A child that has just ended looks dead before its exit code can be read. It counts until the code is recorded.
+    return sorted({*names, *unreaped(run_dir)})
 
 
 def wait_until_gone(run_dir: Path, seconds: float = 60.0) -> list[str]:

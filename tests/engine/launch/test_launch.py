@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import os
 import shutil
@@ -205,16 +206,20 @@ def test_of_two_that_go_on_with_a_run_in_the_same_instant_one_is_refused(start_s
     stop_run(run, timeout=20)
 
 
+def _digests(folder: Path) -> dict[str, str]:
+    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*") if p.is_file()}
+
+
 def test_a_copy_of_a_run_goes_on_without_its_original(start_small, runs_dir: Path):
     run = until(lambda i: i.step > 3, start_small("goes on"))
     stop_run(run, timeout=20)
     shutil.copytree(run.path, runs_dir / "copy")
-    original = {p: p.read_bytes() for p in Path(run.path).rglob("*") if p.is_file()}
+    original = _digests(Path(run.path))
     again = start_small("goes on", resume="copy")
     assert (again.id, again.path) == ("copy", str(runs_dir / "copy"))
     on = until(lambda i: i.status == "running", again)
     stop_run(on, timeout=20)
-    assert {p: p.read_bytes() for p in Path(run.path).rglob("*") if p.is_file()} == original
+    assert _digests(Path(run.path)) == original
     os.rename(runs_dir / "copy", runs_dir / "renamed")
     assert sorted(r.id for r in list_runs(runs_dir)) == sorted([run.id, "renamed"])
     assert find_run(runs_dir, "renamed").id == "renamed"
