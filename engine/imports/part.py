@@ -27,6 +27,8 @@ PART_BYTES = 4 << 20
 PART_ROLLOUTS = 512
 PART_SECONDS = 0.1
 _TAIL = 4096
+Place = tuple[int, int, int, int]
+"""Source, offset, length, and the position in the document (`~n`: the turns in the prompt belong to it)."""
 UNKNOWN = "(unknown)"
 """The format name of documents that no format recognises."""
 
@@ -48,8 +50,8 @@ class FilePart:
         self.strange: list[tuple[int, str]] = []
         self.unknown = 0
         self.measured = 0
-        self.last: tuple[tuple[Message, ...], int | None, int | None] = ((), None, None)
-        """The conversation of the previous rollout, and its position in this part or its number."""
+        self.last: tuple[tuple[Message, ...], int | None] = ((), None)
+        """The conversation and the number of the previous rollout."""
         self._clear()
 
     def _clear(self) -> None:
@@ -57,9 +59,10 @@ class FilePart:
         self.bytes = 0
         self.after: int | None = None
         self.line = 0
-        self.rows: list[Listed] = []
-        self.places: list[tuple[int, int, int, int]] = []
-        """Source, offset, length, and the position in the document (`~n`: the turns in the prompt belong to it)."""
+        self.first = self.next = self.store.record.last_n() + 1
+        """The numbers of the first and of the next new row."""
+        self.rows: dict[int, tuple[Listed, Place]] = {}
+        """New rows, and earlier ones that are replaced, by number."""
         self.numbers: list[Numbers] = []
         self.amendments: list[tuple[Amendment, int, int]] = []
         self.named: list[str] = []
@@ -68,11 +71,10 @@ class FilePart:
         self.lacking: Counter[tuple[str, str]] = Counter()
         self.words: Counter[str] = Counter()
         self.again: list[tuple[str, Rollout]] = []
-        self.known: dict[str, tuple[int | None, int | None]] = {}
-        """By id, the position in this part or the number of each row that a later rollout may replace."""
+        self.known: dict[str, int] = {}
+        """By id, the number of each row that a later rollout may replace."""
         self.replaced: list[tuple[str, str]] = []
         """Groups that a resumed training wrote again, and the new group names of their earlier rollouts."""
-        self.read: dict[int, tuple[Listed, tuple[int, int, int, int]]] = {}
 
     @property
     def full(self) -> bool:
@@ -102,25 +104,25 @@ class FilePart:
                 keys = ", ".join(str(k)[:30] for k in list(document)[:6])
                 self.strange.append((found.line, f"{member}{NO_FORMAT} (its keys: {keys}); see --map"))
             return
-        rows = len(self.rows)
+        before = self.next
         try:
             items = list(reader.open(found.document, self.origin))
             rollouts = [item for item in items if isinstance(item, Rollout)]
             for part, rollout in enumerate(rollouts):
                 self._add(rollout, found, part, self.store.scope(reader.name))
-            read = len(self.rows)
+            read = self.next - before
             for item in items:
                 if isinstance(item, Expected):
                     self._expect(item, item.format or reader.name)
         except Exception as error:  # a document may hold anything, and a format may be the user's code
-            del self.rows[rows:], self.places[rows:]
-            self.last = ((), None, None)
-            self.known = {id_: row for id_, row in self.known.items() if row[0] is None or row[0] < rows}
+            self.rows = {n: row for n, row in self.rows.items() if n < before}
+            self.known = {id_: n for id_, n in self.known.items() if n < before}
+            self.next, self.last = before, ((), None)
             reason = f"{reader.name}: it cannot be read ({type(error).__name__}: {str(error)[:160]})"
             deep = isinstance(error, RecursionError)
             self.problems.append((found.line, "it is nested too deeply" if deep else reason))
             return
-        self._count_format(reader.name, read - rows)
+        self._count_format(reader.name, read)
         self._measure(reader, found, rollouts)
         for item in items:
             if isinstance(item, Numbers):
@@ -162,9 +164,9 @@ class FilePart:
 
     def _add(self, rollout: Rollout, found: FoundDocument, part: int, scope: str) -> None:
         unique = bool(rollout.id) and (rollout.same_as_id or rollout.grows)
-        known_row, n, turns = self._row_of(rollout.id) if unique or self.store.expecting else (None, None, None)
+        n, turns = self._row_of(rollout.id) if unique or self.store.expecting else (None, None)
         if turns is not None and not unique:  # a different rollout with the same id
-            known_row = n = None
+            n = None
         elif turns is not None and not rollout.grows:
             self.again.append((rollout.id, rollout))
             return
@@ -174,76 +176,68 @@ class FilePart:
         fallback = f"{fallback}.{part}" if part else fallback
         ids = identity(rollout, scope, fallback)
         place = (self.source, found.offset, found.length, part)
-        if any(m.is_agent for m in rollout.prompt) and known_row is None and n is None and not rollout.grows:
-            conversation, before, number_ = self.last
+        if any(m.is_agent for m in rollout.prompt) and n is None and not rollout.grows:
+            conversation, before = self.last
             # A later step of the previous rollout.
             if conversation and rollout.prompt[: len(conversation)] == conversation:
-                known_row, n, rollout = before, number_, with_turns_of_prompt(rollout)
+                n, rollout = before, with_turns_of_prompt(rollout)
                 place = (*place[:3], ~part)
-        if known_row is not None or n is not None:  # the list already shows it
-            group, position = self._shown(known_row, n)
-            ids = ids if not group.endswith(ids[1]) else (ids[0], group)
-            listed = listed_of(rollout, ids, fallback_id=fallback, index=position)
-            if known_row is not None:
-                self.rows[known_row], self.places[known_row] = listed, place
-            elif n is not None:
-                self.read[n] = (listed, place)
-            if unique:
-                self.known[rollout.id] = known_row, n
-            self.last = ((*rollout.prompt, *rollout.completion), known_row, n)
-            return
-        group, position = self._placed(rollout, ids[1])
+        if n is not None:  # the list already shows it
+            group, position = self._shown(n)
+            group = group if group.endswith(ids[1]) else ids[1]
+        else:
+            n, group, position = self._placed(rollout, ids[1])
+        self.rows[n] = listed_of(rollout, (ids[0], group), fallback_id=fallback, index=position), place
         if unique:
-            self.known[rollout.id] = len(self.rows), None
-        self.last = ((*rollout.prompt, *rollout.completion), len(self.rows), None)
-        self.rows.append(listed_of(rollout, (ids[0], group), fallback_id=fallback, index=position))
-        self.places.append(place)
+            self.known[rollout.id] = n
+        self.last = ((*rollout.prompt, *rollout.completion), n)
 
-    def _placed(self, rollout: Rollout, group: str) -> tuple[str, int]:
-        """Return the group of a new row and its position in the group. If the group is being written again, move its
-        earlier rows to another group and split."""
+    def _placed(self, rollout: Rollout, group: str) -> tuple[int, str, int]:
+        """Return the number of a new row, its group and its position in the group. If the group is being written again,
+        move its earlier rows to another group and split."""
         group, position, attempt = self.store.groups.add(group, rollout, split_of(rollout), self.source)
         if attempt:
             earlier = f"{group} (attempt {attempt})"
             self.replaced.append((group, earlier))
-            for i, row in enumerate(self.rows):
+            for n, (row, place) in self.rows.items():
                 if row.group == group:
                     values = {**row.values, "split": Split.REPLACED}
-                    self.rows[i] = row._replace(group=earlier, values=values)
-        return group, position
+                    self.rows[n] = row._replace(group=earlier, values=values), place
+        self.next += 1
+        return self.next - 1, group, position
 
-    def _shown(self, row: int | None, n: int | None) -> tuple[str, int]:
-        if row is not None:
-            return self.rows[row].group, int(self.rows[row].values["rollout"] or 0)
+    def _shown(self, n: int) -> tuple[str, int]:
+        if n in self.rows:
+            row = self.rows[n][0]
+            return row.group, int(row.values["rollout"] or 0)
         sql = "SELECT name, rollout FROM rows JOIN groups ON groups.id = grp WHERE n = ?"
         return self.store.db.execute(sql, (n,)).fetchone()  # type: ignore[no-any-return]
 
-    def _row_of(self, id_: str) -> tuple[int | None, int | None, Any]:
-        """Find the row with an id. Return its position in this part, or its number, and its turns (None: not read)."""
-        row, n = self.known.get(id_, (None, None))
-        if row is not None:
-            return row, None, self.rows[row].values["turns"]
-        sql = "SELECT rows.n, turns FROM cards JOIN rows ON rows.n = cards.n WHERE cards.id = ? ORDER BY 1 DESC LIMIT 1"
-        n, turns = (n, None) if n is not None else self.store.db.execute(sql, (clean(id_),)).fetchone() or (None, None)
-        return None, n, self.read[n][0].values["turns"] if n in self.read else turns
+    def _row_of(self, id_: str) -> tuple[int | None, Any]:
+        """Return the number of the row with an id, and its turns (None: not read)."""
+        n, turns = self.known.get(id_), None
+        if n is None:
+            sql = "SELECT n, turns FROM cards JOIN rows USING (n) WHERE cards.id = ? ORDER BY n DESC LIMIT 1"
+            n, turns = self.store.db.execute(sql, (clean(id_),)).fetchone() or (None, None)
+        return n, self.rows[n][0].values["turns"] if n in self.rows else turns
 
     def _expect(self, item: Expected, format_: str) -> None:
         """Add a row for a rollout that will be read later, unless it is known or its file is missing."""
         rollout = item.rollout
-        known_row, n, _ = self._row_of(rollout.id)
+        n, _ = self._row_of(rollout.id)
         source = self.source
         if item.path is not None:
             sql = "SELECT id FROM sources WHERE path IN (?, ?) AND container <> ''"
             source = self.store.one(sql, str(item.path), f"{item.path}.zst")
-        if known_row is not None or n is not None or source is None:
+        if n is not None or source is None:
             return
         prompt_id, group = identity(rollout, self.store.scope(format_))
-        group, position = self._placed(rollout, group)
-        self.known[rollout.id] = len(self.rows), None
+        n, group, position = self._placed(rollout, group)
+        self.known[rollout.id] = n
         self.store.expecting = True
         row = listed_of(rollout, (prompt_id, group), fallback_id="", index=position)
-        self.rows.append(row._replace(labels=None, values={**row.values, "turns": None}))
-        self.places.append((source, item.at, item.length, 0))
+        row = row._replace(labels=None, values={**row.values, "turns": None})
+        self.rows[n] = row, (source, item.at, item.length, 0)
         self._count_format(format_, 1, documents=0)
 
     def commit(self, done: bool) -> None:
@@ -273,22 +267,19 @@ class FilePart:
             split = record.rows.labels.intern("split", Split.REPLACED)
             self._measure_again("grp = ?", old)
             db.execute("UPDATE rows SET split = ?, grp = ? WHERE grp = ?", (split, new, old))
-        if self.rows:
-            first = record.rows.add(self.rows)
-            places = ((first + i, *place) for i, place in enumerate(self.places))
-            db.executemany("INSERT INTO places VALUES (?, ?, ?, ?, ?)", places)
+        if new := [row for n, (row, _) in self.rows.items() if n >= self.first]:
+            record.rows.add(new)
             if self.store.one("SELECT 1 FROM amendments LIMIT 1"):  # some may have been read before their rollouts
                 sql = "SELECT DISTINCT cards.id FROM cards JOIN amendments USING (id) WHERE cards.n >= ?"
-                for (id_,) in db.execute(sql, (first,)).fetchall():
+                for (id_,) in db.execute(sql, (self.first,)).fetchall():
                     self._amend_again(id_)
-            if self.last[1] is not None:
-                self.last = (self.last[0], None, first + self.last[1])
-        for n, (listed, place) in self.read.items():
-            record.rows.replace(n, listed)
+        places = ((n, *place) for n, (_, place) in self.rows.items())
+        db.executemany("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", places)
+        for n in (n for n in self.rows if n < self.first):
+            record.rows.replace(n, self.rows[n][0])
             self._measure_again("n = ?", n)
-            db.execute("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", (n, *place))
             self.store.replaced = True
-            self._amend_again(listed.id)
+            self._amend_again(self.rows[n][0].id)
 
     def _write_amendments(self) -> None:
         """Write logged metrics, and the values that documents add to rollouts of other documents."""
@@ -308,7 +299,8 @@ class FilePart:
         for numbers in self.numbers:
             db.executemany("INSERT OR IGNORE INTO logged VALUES (?)", ((name,) for name in numbers.values))
             record.metrics.replace(numbers.step, numbers.values)
-        if self.again or self.amendments or self.read or self.replaced:  # they may change steps and components
+        replaced = self.replaced or min(self.rows, default=self.first) < self.first
+        if self.again or self.amendments or replaced:  # they may change steps and components
             record.set_meta("measured", "")
 
     def _write_counts(self) -> None:
