@@ -6,19 +6,16 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from grpo_tui.engine.runs.control.status import look
 from grpo_tui.engine.runs.health.headline import REWARD, Headline
-from grpo_tui.engine.runs.types import RewardBreakdown, Step, Trajectory, TrajectoryRecord
+from grpo_tui.engine.runs.types import RewardBreakdown, RunInfo, Step, Trajectory, TrajectoryRecord
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.app import run_list
 from grpo_tui.tui.app.destinations import Branching, Runs
-from grpo_tui.tui.app.run_list import RunRow
 from grpo_tui.tui.app.screens import runs as runs_screen
 
 from .demo_run import EPOCH, make_run
@@ -265,10 +262,10 @@ async def test_records_that_take_longer_than_a_reload_are_read_once_and_shown(
 ) -> None:
     read: list[str] = []
 
-    def slowly(row: RunRow) -> RunRow:
-        read.append(row.info.id)
+    def slowly(info: RunInfo) -> Headline:
+        read.append(info.id)
         time.sleep(0.3)
-        return replace(row, headline=Headline({REWARD: 0.77}), known=True)
+        return Headline({REWARD: 0.77})
 
     monkeypatch.setattr(run_list.headline, "of_status", lambda info: None)
     monkeypatch.setattr(runs_screen, "looked_into", slowly)
@@ -289,14 +286,14 @@ async def test_a_reload_that_began_before_a_record_was_read_keeps_what_was_read(
     read: list[str] = []
     loads: list[int] = []
 
-    def looked(row: RunRow) -> RunRow:
-        read.append(row.info.id)
+    def looked(info: RunInfo) -> Headline:
+        read.append(info.id)
         time.sleep(0.2)
-        return replace(row, headline=Headline({REWARD: 0.77}), known=True)
+        return Headline({REWARD: 0.77})
 
-    def slowly(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
+    def slowly(folder: Path) -> list[tuple[RunInfo, Headline | None]]:
         loads.append(1)
-        found = known_load(folder, before)
+        found = known_load(folder)
         time.sleep(0.5 if len(loads) == 2 else 0.0)  # while all records are read
         return found
 

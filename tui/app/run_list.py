@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...engine.runs.control.status import look
@@ -24,11 +24,10 @@ NOTHING = Headline()
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run of the list. `known`: its headline was read. The record is read only if the status file lacks one."""
+    """One run of the list."""
 
     info: RunInfo
     headline: Headline = NOTHING
-    known: bool = False
 
     @property
     def dump(self) -> bool:
@@ -40,35 +39,27 @@ def is_branch(info: RunInfo) -> bool:
     return info.mode == "eval" and info.id.startswith("branch-")
 
 
-def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
-    """Return the runs of a folder and recent dumps by path. Values read from a record are reused until the run
-    advances. Raises PermissionError if all that is there cannot be read."""
+def load(folder: Path) -> list[tuple[RunInfo, Headline | None]]:
+    """Return the runs of a folder and recent dumps, with the headlines of their status files. Raises PermissionError if
+    all that is there cannot be read."""
     from ...engine.imports.cache import recent  # imported here to keep the first paint fast
     from ...engine.launch.find import check_readable, list_runs
 
-    rows = {}
-    for info in (*list_runs(folder), *map(look, recent()[:DUMPS])):
-        summary, old = headline.of_status(info), before.get(info.path)
-        if summary is not None:
-            rows[info.path] = RunRow(info, summary, known=True)
-        elif old is not None and (old.info.step, old.info.status) == (info.step, info.status):
-            rows[info.path] = replace(old, info=info)
-        else:
-            rows[info.path] = RunRow(info, old.headline if old is not None else NOTHING)
-    if not rows:
+    runs = [*list_runs(folder), *map(look, recent()[:DUMPS])]
+    if not runs:
         check_readable(folder)
-    return rows
+    return [(info, headline.of_status(info)) for info in runs]
 
 
-def looked_into(row: RunRow) -> RunRow:
-    """Return the row with the headline from its record. A damaged record has none."""
+def looked_into(info: RunInfo) -> Headline:
+    """Return the headline of a run from its record. A damaged record has none."""
     from ...engine.imports.readers import open_reader  # imported here: most lists need none
 
     try:
-        with open_reader(Path(row.info.path)) as reader:
-            return replace(row, headline=headline.of_record(reader), known=True)
+        with open_reader(Path(info.path)) as reader:
+            return headline.of_record(reader)
     except (RecordError, OSError):
-        return replace(row, known=True)
+        return NOTHING
 
 
 def arranged(rows: Iterable[RunRow], text: str, column: str, descending: bool) -> list[RunRow]:

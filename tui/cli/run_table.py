@@ -10,7 +10,7 @@ from ...engine.launch.find import check_readable, list_runs
 from ...engine.runs.health.headline import Headline, of_status
 from ...engine.runs.paths import runs_dir as resolve_runs_dir
 from ...engine.runs.types import RunInfo
-from ..app.run_list import RunRow, by_configuration, looked_into, seeds_line
+from ..app.run_list import by_configuration, looked_into, seeds_line
 from ..format import ago, number, step_text, within
 from ..text import line
 from .output import json_line, say
@@ -26,7 +26,7 @@ def facts(run: RunInfo) -> dict[str, Any]:
 
 def headline(run: RunInfo) -> Headline:
     """Return reward and success of a run. The record is opened only if the status file lacks them."""
-    return of_status(run) or looked_into(RunRow(run)).headline
+    return of_status(run) or looked_into(run)
 
 
 def print_runs(runs_dir: Path | None, *, as_json: bool = False) -> None:

@@ -14,12 +14,14 @@ from ....engine.launch import LaunchError
 from ....engine.launch.stop import delete_run, rename_run
 from ....engine.runs.control.requests import request
 from ....engine.runs.health.headline import Headline
+from ....engine.runs.types import RunInfo
 from ...format import count
 from ..curves import Series
 from ..destinations import Branching, Compare, Destination, Live, Trajectories
 from ..live_charts import MEASURED_AT_TIMES, is_share
 from ..run_list import (
     LARGEST_FIRST,
+    NOTHING,
     SORTS,
     RunRow,
     arranged,
@@ -55,6 +57,9 @@ class RunsScreen(AppScreen):
     def __init__(self) -> None:
         super().__init__()
         self.all: dict[str, RunRow] = {}
+        self.loads: Sequence[tuple[RunInfo, Headline | None]] = ()
+        self.read: dict[str, tuple[int | None, str, Headline]] = {}
+        """Headlines from records by path, with the step and the status of the run at that time."""
         self.rows: list[RunRow] = []
         self.marks: list[str] = []
         self.text = ""
@@ -131,11 +136,7 @@ class RunsScreen(AppScreen):
             return
         self._busy = True
         try:
-            found = await asyncio.to_thread(load, self.shell.runs_dir, self.all)
-            for path, read in self.all.items():  # also the records that were read meanwhile
-                if read.known and path in found and not found[path].known and _same_moment(read, found[path]):
-                    found[path] = replace(read, info=found[path].info)
-            self.all, self.problem = found, ""
+            self.loads, self.problem = await asyncio.to_thread(load, self.shell.runs_dir), ""
         except OSError as error:
             self.problem = str(error)
         finally:
@@ -145,24 +146,25 @@ class RunsScreen(AppScreen):
         if not self._looking:
             self._looking = True
             try:
-                await self._look_into([row for row in self.rows if not row.known])
+                await self._look_into()
             finally:
                 self._looking = False
 
-    async def _look_into(self, unknown: Sequence[RunRow]) -> None:
-        """Read the records of runs one by one. The list may be reloaded meanwhile."""
-        for number, row in enumerate(unknown, 1):
+    async def _look_into(self) -> None:
+        """Read the records of runs whose status files lack a headline, one by one, again when the run advances."""
+        without = (info for info, summary in self.loads if summary is None)
+        unknown = [info for info in without if self.read.get(info.path, ())[:2] != (info.step, info.status)]
+        for number, info in enumerate(unknown, 1):
             if not self.is_attached:
                 return
-            found = await asyncio.to_thread(looked_into, row)
-            now = self.all.get(row.info.path)
-            if now is not None:
-                self.all[row.info.path] = replace(found, info=now.info, known=_same_moment(now, row))
+            self.read[info.path] = (info.step, info.status, await asyncio.to_thread(looked_into, info))
             if number % 16 == 0 or number == len(unknown):  # an update for each record would cost more
                 self._arrange()
 
     def _arrange(self) -> None:
         current = self.table.current
+        headlines = ((info, summary or self.read.get(info.path, (NOTHING,))[-1]) for info, summary in self.loads)
+        self.all = {info.path: RunRow(info, headline) for info, headline in headlines}
         self.rows = arranged(self.all.values(), self.text, *self.sorting)
         self.table.sort = self.sorting
         fallback = 0 if current is None or current.info.path in self.all else self.table.cursor
@@ -201,7 +203,7 @@ class RunsScreen(AppScreen):
     def _show_card(self) -> None:
         row = self.table.current
         if row is None:
-            self.card.put(None, Headline())
+            self.card.put(None, NOTHING)
             self.chart.put("", [], "nothing recorded yet")
             return
         self.card.put(row.info, row.headline, over_seeds(row, self.all))
@@ -250,7 +252,7 @@ class RunsScreen(AppScreen):
         self.shell.open(Compare(tuple(self.all[m].info for m in self.marks if m in self.all)))
 
     def action_reload(self) -> None:
-        self.all = {path: replace(row, known=False) for path, row in self.all.items()}
+        self.read.clear()
         self._tick()
 
     def action_copy(self) -> None:
@@ -342,8 +344,3 @@ def _curves(headline: Headline) -> Iterator[Series]:
         if points := headline.curves.get(name):
             curve = Series.of(title, points, is_share(name))
             yield replace(curve, dots=name in MEASURED_AT_TIMES, last=headline.values.get(name))
-
-
-def _same_moment(one: RunRow, other: RunRow) -> bool:
-    """Return whether a run has neither stepped nor changed its status between two rows."""
-    return (one.info.step, one.info.status) == (other.info.step, other.info.status)
