@@ -29,7 +29,7 @@ COMMANDS = {
     "eval": "evaluate:evaluate", "bisect": "bisect", "branch": "branch", "rescore": "rescore", "note": "note",
     "runs": "runs", "stop": "runs", "online": "online", "export": "export", "web": "web", "mcp": "mcp",
     "merge": "publish", "push": "publish", "repair": "runs", "doctor": "doctor",
-    "data": "data:app", "rollouts": "rollouts:app", "config": "config:app",
+    "data": "config:data_app", "rollouts": "rollouts:app", "config": "config:app",
 }  # fmt: skip
 """The module of each command, and its function or group there where the name differs."""
 
