@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -83,6 +83,8 @@ def parts_of(breakdown: RewardBreakdown, shaping: Collection[str]) -> dict[str, 
 
 
 Group = Sequence[Returns]
+Terms = tuple[AdvantageTerm, ...]
+"""The comparisons of one value, whose results are added."""
 
 
 class Spread(NamedTuple):
@@ -164,18 +166,27 @@ class AdvantageMethod(ABC):
         """Return the advantage formula of each rollout of each group, None for a rollout without an advantage."""
         if scale not in ("group", "batch", "none"):
             raise ValueError(f'unknown scale "{scale}": use group, batch or none')
+        return [[self._formula(scale, steps) for steps in group] for group in self.terms(groups, scale)]
+
+    def terms(self, groups: Sequence[Group], scale: Scale) -> list[list[list[Terms]]]:
+        """Return the terms of each value of each rollout of each group. A rollout without an advantage has none."""
         columns = [self.columns(group) for group in groups]
         every = (
-            spread([v for group in columns for column in group.values for v in column]) if scale == "batch" else None
+            spread([v for own in columns for column in own.values for v in column]).std if scale == "batch" else None
         )
+        found: list[list[list[Terms]]] = []
+        for group, own in zip(groups, columns, strict=True):
+            of_group: list[list[Terms]] = [[] for _ in group]
+            for column, peers in zip(own.values, own.spreads, strict=True):
+                std = {"group": peers.std, "batch": every, "none": None}[scale]
+                for steps, value in zip(of_group, column, strict=True):
+                    if value is not None:
+                        steps.append((self.term(value, peers, std),))
+            found.append(of_group)
+        return found
 
-        def std(found: Spread) -> float | None:
-            return None if scale == "none" else found.std if every is None else every.std
-
-        return [
-            self._formulas(group, scale, lambda t, v, own=own: (compared(v, own.spreads[t], std(own.spreads[t])),))
-            for group, own in zip(groups, columns, strict=True)
-        ]
+    def term(self, value: float, peers: Spread, std: float | None) -> AdvantageTerm:
+        return compared(value, peers, std)
 
     def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:
         """Return which groups carry signal: their returns differ, with a standard deviation of at least `least`."""
@@ -185,17 +196,7 @@ class AdvantageMethod(ABC):
         rows = [list(self.returns(rollout)) if rollout.scored else [] for rollout in group]
         return Columns([[row[t] if t < len(row) else None for row in rows] for t in range(max(map(len, rows)))])
 
-    def _formulas(
-        self, group: Group, scale: str, terms: Callable[[int, float], tuple[AdvantageTerm, ...]]
-    ) -> list[AdvantageFormula | None]:
-        """Return the formula of each rollout. terms: the terms of one of its returns."""
-        found: list[AdvantageFormula | None] = []
-        for rollout in group:
-            returns = self.returns(rollout) if rollout.scored else ()
-            found.append(self.formula(scale, [terms(t, value) for t, value in enumerate(returns)]))
-        return found
-
-    def formula(self, scale: str, steps: Sequence[tuple[AdvantageTerm, ...]]) -> AdvantageFormula | None:
+    def _formula(self, scale: str, steps: Sequence[Terms]) -> AdvantageFormula | None:
         """Build the formula with its sentence. Returns None without steps."""
         if not steps:
             return None

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..breakdown import AdvantageFormula, AdvantageTerm
-from .base import EPSILON, ComponentPart, Group, GroupParts, Scale, component_names, spread
+from .base import EPSILON, ComponentPart, Group, GroupParts, Scale, Terms, component_names, spread
 from .group import GroupAdvantage
 
 
@@ -27,26 +27,21 @@ class GdpoAdvantage(GroupAdvantage):
     def sentence(self, formula: AdvantageFormula) -> str:
         return "each component against mean and std (n − 1) of its group, by weight, over the std of the batch"
 
-    def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
+    def terms(self, groups: Sequence[Group], scale: Scale) -> list[list[list[Terms]]]:
         names, groups = self._components(groups)
-        terms: list[list[list[AdvantageTerm] | None]] = []
+        found: list[list[list[Terms]]] = []
         for group in groups:
             parts = GroupParts(group, self.among)
-            row = [[t for name in names if (t := parts.term(r, name))] if r.scored else None for r in group]
-            terms.append(row)
-        sums = [None if t is None else sum(x.result(EPSILON) for x in t) for group in terms for t in group]
-        mean, std, size = spread(sums)
+            rows = [tuple(t for name in names if (t := parts.term(r, name))) for r in group]
+            found.append([[row] if r.scored else [] for r, row in zip(group, rows, strict=True)])
+        mean, std, size = spread(
+            [sum(t.result(EPSILON) for t in s[0]) if s else None for group in found for s in group]
+        )
         scaled = 1.0 / (std + EPSILON)
         batch = AdvantageTerm(0.0, mean, None, size, scaled, "batch")
-        return [
-            [
-                None
-                if t is None
-                else self.formula(scale, [(*(replace(x, weight=x.weight * scaled) for x in t), batch)])
-                for t in group
-            ]
-            for group in terms
-        ]
+        for steps in (steps for group in found for steps in group):
+            steps[:] = [(*(replace(t, weight=t.weight * scaled) for t in terms), batch) for terms in steps]
+        return found
 
     def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:
         names, groups = self._components(groups)

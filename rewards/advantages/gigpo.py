@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from ..breakdown import AdvantageFormula, AdvantageTerm
-from .base import AdvantageMethod, Columns, Group, Returns, Scale, compared, spread, total
+from .base import AdvantageMethod, Columns, Group, Returns, Scale, Terms, compared, spread, total
 
 GAMMA = 0.95
 """The discount per turn, as in the paper."""
@@ -42,20 +42,15 @@ class GigpoAdvantage(AdvantageMethod):
             "group's turns in the same state" + "; each ÷ its std in the batch" * (formula.scale == "batch")
         )
 
-    def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
-        by_episode = super().compare(groups, scale)
+    def terms(self, groups: Sequence[Group], scale: Scale) -> list[list[list[Terms]]]:
         states = [SameState(group) for group in groups]
         batch = spread([v for own in states for values in own.discounted for v in values]).std
-        found: list[list[AdvantageFormula | None]] = []
-        for own, formulas in zip(states, by_episode, strict=True):
-            of_group: list[AdvantageFormula | None] = []
-            for i, formula in enumerate(formulas):
-                if formula is None:
-                    of_group.append(None)
-                    continue
-                rollout = replace(formula.steps[0][0], name=ROLLOUT)
-                of_group.append(self.formula(scale, [(rollout, turn) for turn in own.terms(i, scale, batch)]))
-            found.append(of_group)
+        found = super().terms(groups, scale)
+        for own, of_group in zip(states, found, strict=True):
+            for i, steps in enumerate(of_group):
+                if steps:
+                    rollout = replace(steps[0][0], name=ROLLOUT)
+                    of_group[i] = [(rollout, turn) for turn in own.terms(i, scale, batch)]
         return found
 
     def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:

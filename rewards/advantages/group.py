@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..breakdown import GOAL, AdvantageFormula
-from .base import AdvantageMethod, Among, Group, GroupParts, Returns, Scale, component_names, total
+from .base import AdvantageMethod, Among, Group, GroupParts, Returns, Scale, Terms, component_names, total
 
 
 class GroupAdvantage(AdvantageMethod):
@@ -38,23 +38,18 @@ class GroupAdvantage(AdvantageMethod):
         goal = f"the goal against {mean} of its group" + ", ÷ the std of the batch" * (formula.scale == "batch")
         return f"{goal}; by weight, shaping against that of the rollouts with the same success"
 
-    def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
+    def terms(self, groups: Sequence[Group], scale: Scale) -> list[list[list[Terms]]]:
         shaping = self._shaping(groups)
         if not shaping:
-            return super().compare(groups, scale)
-        goals = super().compare([[rollout.goal for rollout in group] for group in groups], scale)
-        found: list[list[AdvantageFormula | None]] = []
-        for group, formulas in zip(groups, goals, strict=True):
+            return super().terms(groups, scale)
+        found = super().terms([[rollout.goal for rollout in group] for group in groups], scale)
+        for group, of_group in zip(groups, found, strict=True):
             parts = GroupParts(group, self.among)
-            of_group: list[AdvantageFormula | None] = []
-            for rollout, formula in zip(group, formulas, strict=True):
-                if formula is None:
-                    of_group.append(None)
-                    continue
-                terms = [replace(formula.steps[0][0], name=GOAL)]
-                terms += [term for name in shaping if (term := parts.term(rollout, name)) is not None]
-                of_group.append(self.formula(scale, [tuple(terms)]))
-            found.append(of_group)
+            for i, rollout in enumerate(group):
+                if of_group[i]:
+                    goal = replace(of_group[i][0][0], name=GOAL)
+                    shaped = [term for name in shaping if (term := parts.term(rollout, name)) is not None]
+                    of_group[i] = [(goal, *shaped)]
         return found
 
     def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..breakdown import AdvantageFormula, AdvantageTerm
-from .base import AdvantageMethod, Group, Returns, Scale
+from .base import AdvantageMethod, Group, Returns, Scale, Spread
 
 
 class RewardAdvantage(AdvantageMethod):
@@ -24,9 +24,10 @@ class RewardAdvantage(AdvantageMethod):
         return "The reward itself, on the last token of its turn, without a baseline."
 
     def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
-        return [
-            self._formulas(group, "none", lambda _, value: (AdvantageTerm(value, 0.0, None, 1),)) for group in groups
-        ]
+        return super().compare(groups, "none")
+
+    def term(self, value: float, peers: Spread, std: float | None) -> AdvantageTerm:
+        return AdvantageTerm(value, 0.0, None, 1)
 
     def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:
         """Return which groups have a non-zero reward."""

@@ -22,7 +22,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from ..breakdown import AdvantageFormula, AdvantageTerm
-from .base import Columns, Group, Scale, compared, spread
+from .base import Columns, Group, Scale, Terms, compared, spread
 from .turn import TurnAdvantage
 
 Node = tuple[int, int]
@@ -45,14 +45,13 @@ class TreeAdvantage(TurnAdvantage):
             "only where it was sampled"
         )
 
-    def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
-        found: list[list[AdvantageFormula | None]] = []
-        for group, formulas in zip(groups, super().compare(groups, scale), strict=True):
+    def terms(self, groups: Sequence[Group], scale: Scale) -> list[list[list[Terms]]]:
+        found = super().terms(groups, scale)
+        for group, of_group in zip(groups, found, strict=True):
             tree = Tree(group, self.columns(group))
-            steps = [
-                () if f is None else tree.terms(i, [terms[0] for terms in f.steps]) for i, f in enumerate(formulas)
-            ]
-            found.append([self.formula(scale, terms) for terms in steps])
+            for i, steps in enumerate(of_group):
+                if steps:
+                    of_group[i] = tree.terms(i, [term for (term,) in steps])
         return found
 
 
@@ -73,11 +72,11 @@ class Tree:
         branch = self.group[rollout].branch
         return nodes if branch is None else [*self.path(branch[0])[: branch[1] + 1], *nodes[branch[1] + 1 :]]
 
-    def terms(self, rollout: int, turns: Sequence[AdvantageTerm]) -> list[tuple[AdvantageTerm, ...]]:
+    def terms(self, rollout: int, turns: Sequence[AdvantageTerm]) -> list[Terms]:
         """Return the terms of each turn [S] of a rollout. turns: the terms of `turn` [S]."""
         path = [self.shared[node] for node in self.path(rollout)]
         repeated = (self.group[rollout].branch or (0, 0))[1]
-        found: list[tuple[AdvantageTerm, ...]] = []
+        found: list[Terms] = []
         for t, (term, sharing) in enumerate(zip(turns, path[1:], strict=True)):
             returns = self.columns.values[t]
             term = replace(term, value=fmean(returns[k] or 0.0 for k in sharing))
