@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from statistics import median_low
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,21 @@ PRIOR = 4.0
 """In the baseline of one source, the mean of all sources counts as this many ratings."""
 
 
-class Influence:
+class Recent:
+    """The last values of a stream, oldest first. They are its whole state."""
+
+    def __init__(self, size: int = 256) -> None:
+        self._recent: deque[Any] = deque(maxlen=size)
+
+    def state_dict(self) -> list[Any]:
+        return list(self._recent)
+
+    def load_state_dict(self, state: Iterable[Any] | None) -> None:
+        self._recent.clear()
+        self._recent.extend(state or ())
+
+
+class Influence(Recent):
     """Assigns each task a weight in (0, 1] based on the last `WINDOW` tasks.
 
     The n-th task about the same request has weight 1 / n², so all repetitions together count at most 1.65 times as much
@@ -30,8 +45,8 @@ class Influence:
     """
 
     def __init__(self, share: float, window: int = WINDOW) -> None:
+        super().__init__(window)
         self.share = share
-        self._recent: deque[tuple[str, str]] = deque(maxlen=window)
 
     def weigh(self, request: str, source: str, *, labelled: bool = False, peers: Sequence[int] = ()) -> float:
         """Count one more task and return its weight.
@@ -56,13 +71,6 @@ class Influence:
         total = tasks[parent] if parent else len(self._recent)
         return min(1.0, cap / (tasks[name] / max(total, round(5 / self.share))))
 
-    def state_dict(self) -> list[list[str]]:
-        return [list(pair) for pair in self._recent]
-
-    def load_state_dict(self, state: Iterable[Sequence[object]] | None) -> None:
-        self._recent.clear()
-        self._recent.extend((str(request), str(source)) for request, source in state or ())
-
 
 def levels_of(source: str) -> list[str]:
     """Return `[caller]` for `caller`, and `[caller, caller/user]` for `caller/user`."""
@@ -70,33 +78,24 @@ def levels_of(source: str) -> list[str]:
     return [caller, source] if separator else [caller]
 
 
-class RobustBaseline:
+class RobustBaseline(Recent):
     """Running median of task returns, each weighted by `DECAY` to the power of its age.
 
     A single outlier cannot move a median. With fewer than three earlier tasks, the baseline is the median over the
     task's own candidates.
     """
 
-    def __init__(self) -> None:
-        self._returns: deque[float] = deque(maxlen=256)
-
     def value(self, returns: list[float]) -> float:
-        if len(self._returns) < 3:
+        if len(self._recent) < 3:
             return median_low(returns)
-        weights = DECAY ** np.arange(len(self._returns))[::-1]
-        return float(np.quantile(self._returns, 0.5, weights=weights, method="inverted_cdf"))
+        weights = DECAY ** np.arange(len(self._recent))[::-1]
+        return float(np.quantile(self._recent, 0.5, weights=weights, method="inverted_cdf"))
 
     def add(self, mean: float) -> None:
-        self._returns.append(mean)
-
-    def state_dict(self) -> list[float]:
-        return list(self._returns)
-
-    def load_state_dict(self, state: Iterable[float]) -> None:
-        self._returns = deque(map(float, state), maxlen=256)
+        self._recent.append(mean)
 
 
-class RatingBaseline:
+class RatingBaseline(Recent):
     """Running mean of each source's ratings, each weighted by `DECAY` to the power of its age.
 
     Ratings are ±1, so a median would hide either all praise or all blame. A rating is compared with those of its own
@@ -104,12 +103,9 @@ class RatingBaseline:
     source with few ratings is shrunk towards that of all sources, as if it had given `PRIOR` more ratings of that mean.
     """
 
-    def __init__(self) -> None:
-        self._ratings: deque[tuple[str, float]] = deque(maxlen=256)
-
     def value(self, source: str) -> float:
-        overall = self._mean([rating for _, rating in self._ratings], 1.0, 0.0)
-        return self._mean([rating for name, rating in self._ratings if name == source], PRIOR, overall)
+        overall = self._mean([rating for _, rating in self._recent], 1.0, 0.0)
+        return self._mean([rating for name, rating in self._recent if name == source], PRIOR, overall)
 
     def _mean(self, ratings: Sequence[float], prior: float, before: float) -> float:
         """Return the weighted mean of `ratings`, oldest first, together with `prior` ratings of value `before`."""
@@ -118,12 +114,8 @@ class RatingBaseline:
         return (total + prior * before) / (sum(weights) + prior)
 
     def add(self, source: str, rating: float) -> None:
-        self._ratings.append((source, rating))
+        self._recent.append((source, rating))
 
-    def state_dict(self) -> list[list[str | float]]:
-        return [list(pair) for pair in self._ratings]
-
-    def load_state_dict(self, state: Iterable[float | list[str | float]]) -> None:
+    def load_state_dict(self, state: Iterable[Any] | None) -> None:
         """Load a state. It may come from an earlier version, whose ratings have no sources."""
-        pairs = [pair if isinstance(pair, list) else ["", pair] for pair in state]
-        self._ratings = deque(((str(source), float(rating)) for source, rating in pairs), maxlen=256)
+        super().load_state_dict(pair if isinstance(pair, list | tuple) else ("", pair) for pair in state or ())
