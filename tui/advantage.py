@@ -20,7 +20,7 @@ def formula_of(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> Adva
     Exactly one form must give the recorded advantage of every rollout of the group (two or more). Otherwise return
     None.
     """
-    total = record.breakdown.total if record.breakdown is not None else None
+    total = record.reward
     if record.formula is not None or record.advantage is None or total is None:
         return record.formula
     pairs = [(r.reward, r.advantage) for r in group if r.reward is not None and r.advantage is not None]
@@ -42,7 +42,7 @@ def recomputed(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> Adva
 
     Return None if an advantage is recorded, if not all rewards of the group are known, or if the group is too large.
     """
-    total = record.breakdown.total if record.breakdown is not None else None
+    total = record.reward
     rewards = [] if len(group) == MOST_OF_GROUP else [r.reward for r in group if r.reward is not None]
     if record.advantage is not None or total is None or len(rewards) < 2 or len(rewards) < len(group):
         return None

@@ -55,6 +55,7 @@ def trajectory_data(whole: Whole) -> dict[str, object]:
         "n": whole.n,
         "trajectory": record.trajectory.to_json(),
         "breakdown": asdict(record.breakdown) if record.breakdown is not None else None,
+        "reward": record.reward,
         "advantage": record.advantage,
         "step_advantages": list(record.step_advantages),
         "advantage_formula": asdict(whole.formula) if whole.formula is not None else None,

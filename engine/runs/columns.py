@@ -78,10 +78,6 @@ class Column:
         return self.field or self.name
 
 
-def _reward(record: TrajectoryRecord) -> float | None:
-    return _real(record.trajectory.own_reward if record.breakdown is None else record.breakdown.total)
-
-
 def _real(value: float | None) -> float | None:
     return None if value is None else float(value)  # also converts NumPy numbers
 
@@ -110,7 +106,7 @@ def _flags(record: TrajectoryRecord) -> int:
 
 COLUMNS = (
     Column("step", numeric=True, sortable=True, title="step", drop=3),
-    Column("reward", "REAL", _reward, numeric=True, sortable=True),
+    Column("reward", "REAL", lambda r: _real(r.reward), numeric=True, sortable=True),
     Column("correct", value=lambda r: None if (c := r.trajectory.correct) is None else bool(c), kind=Kind.BOOLEAN),
     Column("advantage", "REAL", lambda r: _real(r.advantage), numeric=True, sortable=True),
     Column("turns", value=lambda r: len(r.trajectory.steps), numeric=True, sortable=True, title="turns", drop=5),

@@ -171,6 +171,11 @@ class TrajectoryRecord:
     unknown: Mapping[str, str] = field(default_factory=dict)
     log_ratio_sum: float | None = None
 
+    @property
+    def reward(self) -> float | None:
+        """The total of the breakdown. Rollouts without one, such as evaluations, have only their own reward."""
+        return self.trajectory.own_reward if self.breakdown is None else self.breakdown.total
+
 
 @dataclass(frozen=True)
 class Event:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 from grpo_tui import Message, Recorder, Rollout
 from grpo_tui.engine.imports.readers import open_reader
 from grpo_tui.engine.imports.rollout import Call, Score
-from grpo_tui.engine.runs.types import Step
+from grpo_tui.engine.runs.types import Step, TrajectoryRecord
+from grpo_tui.engine.runs.write.writer import RunWriter
+from grpo_tui.envs.trajectory import ComponentScore
 from grpo_tui.tui.cli.dumps import run_or_dump
 from grpo_tui.tui.cli.main import run
 from grpo_tui.tui.exporting.chat import turn
-from tests.cli.record import record
+from tests.cli.record import record, trajectory
 
 REWARDS = {"a": (0.2, 1.0, 0.95, 1.0), "b": (0.5, 0.5, 0.5, 0.5), "c": (0.0, float("nan"), 0.3, 0.1)}
 TOOL = {
@@ -134,6 +137,22 @@ def test_a_rollout_comes_back_from_its_export(home: Path, form: str):
         ]
         assert second.calls[0].name == "price" and second.calls[0].result == "cannot be read"
         assert last.text.startswith("It costs ") and last.text.endswith(". \u202e\x1b[2J")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "atif", "sts", "inspect"])
+def test_rewards_of_evaluations_are_exported(home: Path, form: str):
+    """Nothing shapes them: they have no breakdown, and lists show the reward of the environment or of the judges."""
+    writer = RunWriter(home / "runs" / "own")
+    own, score = replace(trajectory(1).trajectory, env_reward=0.25), ComponentScore("words", 0.75, 0.5)
+    judged = replace(own, id="judged", judged_by="words", steps=(replace(own.steps[0], scores=(score,)),))
+    writer.trajectories(4, [TrajectoryRecord(t, split="eval") for t in (replace(own, id="env"), judged)])
+    writer.close()
+    place = run_or_dump(str(export("own", form, "--filter", "split:eval")), home).path
+    with open_reader(Path(place)) as found:
+        if form == "inspect":
+            assert sorted(row.extra["component.reward"] for row in found.rollouts.page()) == [0.25, 0.375]
+        else:
+            assert {row.id: row.reward for row in found.rollouts.page()} == {"env": 0.25, "judged": 0.375}
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "atif", "sts"])

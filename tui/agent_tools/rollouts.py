@@ -170,7 +170,7 @@ class RolloutTools(Workspace):
                 breakdown = replace(breakdown, steps=tuple(steps))
             (row,) = reader.rollouts.rows([whole.n])
             answer = Explained(
-                None if breakdown is None else breakdown.total,
+                record.reward,
                 breakdown,
                 record.advantage,
                 record.step_advantages,

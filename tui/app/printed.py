@@ -96,8 +96,7 @@ def _plain(lines: Iterable[Line]) -> Iterator[str]:
 def markdown(record: TrajectoryRecord) -> str:
     """Render a rollout as Markdown: prose as written, everything else in language fences."""
     t, texts = record.trajectory, RolloutTexts(record.trajectory)
-    total = record.breakdown.total if record.breakdown is not None else None
-    blocks = [f"# {literal(t.id)}", *([f"reward {total:g}"] if total is not None else [])]
+    blocks = [f"# {literal(t.id)}", *([f"reward {record.reward:g}"] if record.reward is not None else [])]
     blocks += map(_block, texts.of(PROMPT))
     for position in range(len(t.steps)):
         blocks += [f"## Step {position + 1}", *map(_block, texts.of(position))]

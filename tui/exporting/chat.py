@@ -122,8 +122,8 @@ def pairs(wholes: Iterable[Whole]) -> Iterator[dict[str, object]]:
 
 
 def _reward(whole: Whole) -> Any:
-    breakdown = whole.record.breakdown
-    return None if breakdown is None or breakdown.total != breakdown.total else breakdown.total
+    reward = whole.record.reward
+    return reward if reward == reward else None
 
 
 def session(whole: Whole) -> Iterator[dict[str, object]]:

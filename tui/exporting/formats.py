@@ -113,7 +113,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, object]:
     flat = {
         **{name: t.get(name) for name in (*_OF_TRAJECTORY, "rollout", "correct")},
         **{name: row[name] for name in ("n", "step", "split", "policy_version", "advantage")},
-        "reward": breakdown["total"] if breakdown else None,
+        "reward": row["reward"],
         "step_advantages": [float(a) for a in row["step_advantages"]],
         "actions": [s["action"] or "?" for s in t["steps"]],
         "penalties": penalties,

@@ -27,7 +27,7 @@ def atif(whole: Whole, info: RunInfo) -> dict[str, object]:
     prompt_steps = [{"source": _SOURCES.get(m["role"], "user"), "message": m["content"]} for m in prompt(t)]
     steps = [*prompt_steps, *(made for step in t.steps for made in _atif_turn(step))]
     data = trajectory_data(whole)
-    known = ("advantage", "step_advantages", "breakdown", "policy_version", "split", "note", "recomputed")
+    known = ("reward", "advantage", "step_advantages", "breakdown", "policy_version", "split", "note", "recomputed")
     extra = {
         **{name: data[name] for name in known},
         "step": whole.step,
@@ -119,8 +119,8 @@ def _scores(whole: Whole) -> dict[str, float | str]:
     """Return the reward, the contribution of each component, and the grade if the answer is known."""
     breakdown = whole.record.breakdown
     found = {} if breakdown is None else breakdown.contributions
-    if breakdown is not None and breakdown.total is not None:
-        found["reward"] = breakdown.total
+    if (reward := whole.record.reward) is not None:
+        found["reward"] = reward
     correct = whole.record.trajectory.correct
     graded = {} if correct is None else {"correct": "C" if correct else "I"}
     return {**found, **graded}

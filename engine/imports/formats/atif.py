@@ -36,7 +36,7 @@ def _open(document: Document, origin: Origin) -> Iterable[Item]:
     else:
         rollout = _of_trial(rollout, result, _rewards(result, origin), origin)
         own = mapping(document.get("extra"))
-        if "breakdown" in own or "step_advantages" in own:  # our own export
+        if {"split", "group"} <= own.keys():  # our own export
             group, correct = text(own.get("group")) or "", own.get("correct")
             rollout = replace(rollout, **numbers_of(own), group=group, correct=correct, error=text(own.get("error")))
         yield rollout

@@ -22,7 +22,8 @@ _RENAMED = {"reasoningContent": "reasoning_content", "toolCalls": "tool_calls", 
 def numbers_of(document: Document) -> dict[str, Any]:
     """Return reward, components and the other numbers of a rollout. A component's value is normalised, if it was."""
     numbers: dict[str, Any] = {name: document.get(name) for name in ("step", "policy_version", "token_count")}
-    numbers |= {"advantage": number(document.get("advantage")), "split": document.get("split") or ""}
+    numbers |= {name: number(document.get(name)) for name in ("reward", "advantage")}
+    numbers["split"] = document.get("split") or ""
     if not (stated := _with_numbers(mapping(document.get("breakdown")))):
         return numbers
     breakdown = from_plain(RewardBreakdown, stated)
@@ -87,6 +88,6 @@ def session(entries: list[Document]) -> Rollout:
     """Read a session in the Session Trace Simple Format: a header, then messages."""
     about, said = entries[0], [mapping(e.get("message")) for e in entries if e.get("type") == "message"]
     messages = [{_RENAMED.get(key, key): value for key, value in message.items()} for message in said]
-    facts = {**numbers_of(about), "reward": number(about.get("reward")), "env": text(about.get("environment")) or ""}
+    facts = {**numbers_of(about), "env": text(about.get("environment")) or ""}
     names = {name: text(about.get(name)) or "" for name in ("id", "group")}
     return Rollout(*split(conversation(messages)), **names, **facts)

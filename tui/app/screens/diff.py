@@ -141,8 +141,8 @@ class DiffPane(FlowPane):
     def _top(self, record: TrajectoryRecord, n: int, width: int) -> Line:
         p, t = self.palette, record.trajectory
         line = Line(p).add(f"{n} ", p.title).add(mark(t.correct) + " ", p.outcome(t.correct))
-        if record.breakdown is not None:
-            line.whole(f"reward {fixed(record.breakdown.total)}", p.strong, width - line.width)
+        if record.reward is not None:
+            line.whole(f"reward {fixed(record.reward)}", p.strong, width - line.width)
         if record.advantage is not None:
             text = f"  A {fixed(record.advantage, signed=True)}"
             line.whole(text, p.sign(record.advantage), width - line.width)

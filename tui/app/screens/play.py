@@ -158,7 +158,7 @@ class PlayScreen(ReadingScreen):
         self._waiting, self._model_text = not event.over, event.text
         if event.over:
             self.app.clear_notifications()
-        total = event.record.breakdown.total if event.over and event.record.breakdown is not None else None
+        total = event.record.reward if event.over else None
         self.model.heading = "the model's continuation" + (f" · reward {fixed(total)}" if total is not None else "")
         self.model.running = not event.over
         self.model.put(event.record, event.step)
