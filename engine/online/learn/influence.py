@@ -114,8 +114,8 @@ class RatingBaseline(Recent):
         return (total + prior * before) / (sum(weights) + prior)
 
     def add(self, source: str, rating: float) -> None:
-        self._recent.append((source, rating))
+        self._recent.append([source, rating])
 
     def load_state_dict(self, state: Iterable[Any] | None) -> None:
         """Load a state. It may come from an earlier version, whose ratings have no sources."""
-        super().load_state_dict(pair if isinstance(pair, list | tuple) else ("", pair) for pair in state or ())
+        super().load_state_dict(pair if isinstance(pair, list) else ["", pair] for pair in state or ())
