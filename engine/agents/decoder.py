@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from ...configs.errors import GrpoTuiError
 from ..policy.precision import computed_in
 from ..policy.prepared import decoding
+from ..policy.sources import ModelLoadError
 from ..policy.unwrap import base_of, device_of
 from ..policy.versions import cache_layers
 from ..policy.vision.inputs import VisionModel
@@ -142,4 +143,8 @@ def stop_ids_of(model: torch.nn.Module) -> tuple[int, ...]:
     ids = getattr(generation, "eos_token_id", None)
     if ids is None:
         return ()
-    return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
+    try:
+        return tuple(map(int, ids)) if isinstance(ids, (list, tuple)) else (int(ids),)
+    except (TypeError, ValueError) as error:
+        where = f"eos_token_id of {base_of(model).name_or_path} (generation_config.json)"
+        raise ModelLoadError(f"{where} is {ids!r}, but the ids of tokens are whole numbers") from error

@@ -9,18 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runs.masking import MASKED, mask
-from ..runs.paths import CONFIG_FILE, pinned
+from ..runs.paths import CONFIG_FILE, PROCESSES, RUN_FILE, pinned
 from . import LaunchError
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
+    from ..runs.write.writer import NullWriter, RunWriter
 
 SECRETS_VARIABLE = "GRPO_TUI_SECRETS"
+BEFORE = "before"
+"""Folder in `processes` with the settings before a resume, until a step has run with the new ones."""
 Path_ = tuple[str | int, ...]
 
 
@@ -86,6 +91,43 @@ def config_damage(run_dir: Path, known: Collection[object]) -> str | None:
         f"{path} differs from the file that the run was last started with: it is damaged, or was edited by hand. "
         "Restore it and change values with --set KEY=VALUE. To keep the edit, delete config_checksums from run.json"
     )
+
+
+def keep_settings(run_dir: Path) -> None:
+    """Copy the settings of a run before a resume changes them. Raises OSError."""
+    before = run_dir / PROCESSES / BEFORE
+    before.mkdir(parents=True, exist_ok=True)
+    for name in (CONFIG_FILE, RUN_FILE):
+        if (run_dir / name).exists():
+            shutil.copy2(run_dir / name, before / name)
+
+
+def restore_settings(run_dir: Path) -> bool:
+    """Undo the changes of a resume. Returns whether `config.yaml` had any. Raises OSError."""
+    before = run_dir / PROCESSES / BEFORE
+    kept = before / CONFIG_FILE
+    changed = kept.exists() and kept.read_bytes() != (run_dir / CONFIG_FILE).read_bytes()
+    for name in (CONFIG_FILE, RUN_FILE) if changed else ():  # in this order: the newer run.json accepts both
+        os.replace(before / name, run_dir / name)
+    return changed
+
+
+@contextmanager
+def unless_refused(run_dir: Path, writer: RunWriter | NullWriter, step: int | None) -> Iterator[None]:
+    """Undo the changes of a resume if the block fails before it has recorded a step after `step` (None: any)."""
+    from ..runs.read.reader import RunReader
+
+    try:
+        yield
+    except Exception:
+        writer.flush(timeout=10.0)
+        with RunReader(run_dir) as record:
+            nothing_ran = step is None or record.metrics.last_step() <= step
+        if nothing_ran and restore_settings(run_dir):
+            writer.event("note", "no step ran with the changed settings: config.yaml has the earlier ones again")
+        raise
+    finally:
+        shutil.rmtree(run_dir / PROCESSES / BEFORE, ignore_errors=True)
 
 
 def _leaves(data: object, path: Path_ = ()) -> Iterator[tuple[Path_, object]]:

@@ -27,7 +27,7 @@ from ..runs.types import RunInfo
 from . import LaunchError, trainer
 from .children import spawn
 from .find import find_run
-from .settings import config_checksum, config_damage, configuration_id, rendered
+from .settings import config_checksum, config_damage, configuration_id, keep_settings, rendered, restore_settings
 from .stop import wait_until_gone
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ def start_run(
             model = config.model.model_copy(update={"sft_adapters": pinned(config.model.sft_adapters)})
             config = config.model_copy(update={"model": model})
         try:
+            if resume is not None:
+                keep_settings(run_dir)
             secrets = _write_settings(config, run_dir, mode, num_processes, resumed=resume is not None)
             control.clear(run_dir)
             (run_dir / LOGS).mkdir(exist_ok=True)
@@ -86,6 +88,9 @@ def start_run(
         except (OSError, LaunchError) as error:
             if resume is None:
                 shutil.rmtree(run_dir, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    restore_settings(run_dir)
             if isinstance(error, LaunchError):
                 raise
             raise LaunchError(f"the run cannot be started in {run_dir}: {error.strerror or error}") from error

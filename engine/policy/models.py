@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora.layer import Linear as LoraLinear
+from safetensors import safe_open
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -260,7 +261,15 @@ def _with_adapters(base: PreTrainedModel, adapters: str, trainable: bool) -> Pef
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Found missing adapter keys")  # they would be random
-            return PeftModel.from_pretrained(base, str(folder), is_trainable=trainable, torch_device=str(base.device))
+            where = {"is_trainable": trainable, "torch_device": str(base.device)}
+            model = PeftModel.from_pretrained(base, str(folder), **where)
+        known = [k for k in get_peft_model_state_dict(model, save_embedding_layers=False) if "lora_" in k]
+        with safe_open(folder / "adapter_model.safetensors", "pt") as file:
+            found = [k for k in file.keys() if "lora_" in k]  # noqa: SIM118 - not a dictionary
+        if len(found) > len(known):  # PEFT would pass over them
+            surplus = sorted({*found} - {*known})[0].removeprefix("base_model.model.").partition(".lora_")[0]
+            raise ValueError(f"they have weights of layers that it lacks, such as {surplus}")
+        return model
     except Exception as error:
         why = "they lack weights of some of its layers" if isinstance(error, UserWarning) else first_line(error)
         raise ModelLoadError(

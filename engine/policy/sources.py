@@ -166,6 +166,8 @@ def explain(base: str, error: Exception, what: str = "model") -> str:
         reason = "the shapes of its weights differ from its config.json"
     elif "for this kind of AutoModel" in reason:
         reason = "transformers has no causal language model of its kind"
+    elif isinstance(error, TypeError):
+        reason = f"its config.json or generation_config.json has a value of a wrong type ({reason})"
     elif isinstance(error, ImportError) and "quantiz" in reason:
         reason += " (or name the model with weights that are not quantized)"
     return f"the {what} {base} cannot be loaded: {reason}"

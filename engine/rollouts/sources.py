@@ -110,7 +110,7 @@ def read_rows(config: DataConfig, source: str, split: str) -> Sequence[Mapping[s
     if isinstance(found, Dataset):
         _check_plain(config, source, split)
     elif not isinstance(found, DatasetDict) or split not in found:
-        raise DataError(f"{source} has no split {split}; it has {', '.join(map(str, found))}")
+        raise DataError(f"{source} has no split {split}; it has {', '.join(map(str, found)) or 'none'}")
     else:
         found = found[split]
     return cast("Sequence[Mapping[str, object]]", found)
@@ -295,6 +295,8 @@ def _held_out(tasks: Sequence[Task], number: int) -> set[str]:
 
 def _explain(source: str, path: Path, problem: Exception) -> str:
     reason = one_line(problem)[:200]
+    if isinstance(problem, IndexError):  # from `load_from_disk`
+        return f"{source} has no rows"
     if path.is_dir():
         return f"{source} cannot be read as a saved dataset: {reason}"
     if "Config name is missing" in reason or "BuilderConfig" in reason:

@@ -37,7 +37,7 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
     set_up_logging()
 
     from ..launch.outcome import alert_sender
-    from ..launch.settings import read_config
+    from ..launch.settings import read_config, unless_refused
     from ..runs.control.requests import ControlChannel
     from ..runs.durable import Locked, hold
     from ..runs.health.checkpoints import checkpoint_folder
@@ -70,13 +70,15 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
         def work() -> bool | None:
             # `check_one_folder` reports it to all.
             other_folder = not main_process and not (run_dir / DATABASE).exists()
-            if refused is not None and not other_folder:
-                raise refused
-            config = read_config(run_dir)
-            with imports():
-                train = _training_of(config)
-            logging.getLogger(__name__).info("loaded in %.1f s", time.perf_counter() - started)
-            return train(config, run_dir, writer, control, start)
+            undoing = unless_refused(run_dir, writer, start.step if refused is None else None)
+            with undoing if main_process else contextlib.nullcontext():
+                if refused is not None and not other_folder:
+                    raise refused
+                config = read_config(run_dir)
+                with imports():
+                    train = _training_of(config)
+                logging.getLogger(__name__).info("loaded in %.1f s", time.perf_counter() - started)
+                return train(config, run_dir, writer, control, start)
 
         return run_recorded(writer, "training", work, step=start.step)
 

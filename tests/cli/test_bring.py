@@ -132,6 +132,9 @@ def test_init_without_answers_or_data_says_so(cli: Cli, folder: Path):
     assert answer.returncode == 0, answer.stderr
     assert "def quality(completions" in (folder / "rewards.py").read_text()
     assert "cannot ask questions" in cli("init", "--force").stderr
+    for option, key in (("--model", "model.base"), ("--dataset", "data.source")):
+        empty = cli("init", "--dataset", "plain.jsonl", "--no-check", "--force", option, "")
+        assert (empty.returncode, f"{key}: there is no file or folder ''" in empty.stderr) == (2, True)
     gone = cli("init", "--force", "--dataset", "gone.jsonl")
     assert gone.returncode == 2 and "there is no file or folder gone.jsonl" in gone.stderr
 

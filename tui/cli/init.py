@@ -79,7 +79,7 @@ def _ask(
     if not on_terminal():
         if dataset is None:
             fail("init cannot ask questions without a terminal: give --dataset (and --model, --reward)", ExitCode.USAGE)
-        return model or MODEL, dataset, reward, hardware or gpu
+        return MODEL if model is None else model, dataset, reward, hardware or gpu
     if model is None:
         model = typer.prompt("1 of 4 · model (a hub id or a folder)", default=MODEL)
     if dataset is None:

@@ -20,6 +20,7 @@ from trl.trainer import utils
 
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.sections.model import LoraSection, ModelConfig
+from grpo_tui.engine.agents.decoder import stop_ids_of
 from grpo_tui.engine.policy import memory
 from grpo_tui.engine.policy.models import load_policy, lora_config, save_adapters
 from grpo_tui.engine.policy.prepared import PreparedModel
@@ -232,9 +233,22 @@ def test_what_a_person_reads_when_adapters_cannot_be_loaded(base, tmp_path):
     save_file({n: w for n, w in weights.items() if "layers.0" not in n}, folder / "adapter_model.safetensors")
     with pytest.raises(ModelLoadError, match="they lack weights of some of its layers"):
         load_policy(config(base), adapters=str(folder))
+    more = {name.replace("layers.0", "layers.9"): w.clone() for name, w in weights.items()}
+    save_file(weights | more, folder / "adapter_model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"weights of layers that it lacks, such as model\.layers\.9"):
+        load_policy(config(base), adapters=str(folder))
     (folder / "adapter_config.json").write_text("{")
     with pytest.raises(ModelLoadError, match="is not valid JSON"):
         load_policy(config(base), adapters=str(folder))
+
+
+def test_ids_of_a_generation_configuration_that_are_none_are_told(base: Path, tmp_path: Path):
+    folder = shutil.copytree(base, tmp_path / "base")
+    known = json.loads((folder / "generation_config.json").read_text())
+    for key, told in (("eos_token_id", r"is '</s>', but the ids"), ("pad_token_id", "a value of a wrong type")):
+        (folder / "generation_config.json").write_text(json.dumps({**known, key: "</s>"}))
+        with pytest.raises(ModelLoadError, match=told):
+            stop_ids_of(load_policy(config(folder))[0])
 
 
 def test_pickled_weights_are_not_loaded(base, tmp_path):

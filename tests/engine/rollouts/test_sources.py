@@ -289,6 +289,17 @@ def test_a_saved_folder_with_splits_may_hold_tasks(tmp_path: Path):
     assert task == {"task_data": {"a": 1}, "row": 1}
 
 
+def test_a_saved_folder_without_rows_or_splits_is_told(tmp_path: Path):
+    for name, saved, told in (
+        ("empty", Dataset.from_dict({"prompt": []}), "has no rows"),
+        ("split", DatasetDict({"train": Dataset.from_dict({"prompt": []})}), "has no rows"),
+        ("none", DatasetDict(), "has no split train; it has none"),
+    ):
+        saved.save_to_disk(str(tmp_path / name))
+        with pytest.raises(DataError, match=told):
+            load_tasks(DataConfig(source=str(tmp_path / name)), "train", 0)
+
+
 def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path):
     (tmp_path / "half.jsonl").write_text('{"prompt": "a"}\n{"prompt": "\\ud83d"}\n')
     with pytest.raises(DataError, match=r"row 2: .*surrogates"):

@@ -14,6 +14,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from grpo_tui.engine.launch.settings import keep_settings
 from grpo_tui.engine.runs.control.status import look
 from grpo_tui.engine.runs.health.checkpoints import checkpoint_folder, checkpoints, newest_whole
 from grpo_tui.engine.runs.read.reader import RunReader
@@ -149,11 +150,15 @@ def test_state_that_a_changed_setting_lacks_begins_anew_and_other_adapters_are_r
     (copied / "config.yaml").write_text(yaml.safe_dump(config))
     assert run(copied, resume=True) == 0
     assert recorded_steps(copied) == list(range(1, STEPS + 2))
+    keep_settings(copied)  # as the launcher does
+    before = (copied / "config.yaml").read_text()
     config["model"]["lora"]["target_modules"] = ["q_proj"]
     config["training"]["max_steps"] = STEPS + 2
     (copied / "config.yaml").write_text(yaml.safe_dump(config))
     assert run(copied, resume=True) == 1
     assert "it has adapters of other modules; keep model.lora.target_modules" in capsys.readouterr().err
+    assert (copied / "config.yaml").read_text() == before
+    assert "no step ran with the changed settings" in events(copied, "note")[-1]
     assert recorded_steps(copied) == list(range(1, STEPS + 2))
 
 
