@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -20,6 +20,8 @@ R = TypeVar("R")
 
 STALL_S = 0.005
 """Seconds without a finished call after which another worker starts (up to the limit)."""
+LOOK_S = 0.01
+"""Interval between two calls of `meanwhile` in `beside`."""
 LONGEST = 20_000
 """Maximum characters of a traceback, whose last line may be a message of megabytes."""
 
@@ -120,6 +122,26 @@ def _outcome(function: Callable[[T], R], item: T) -> Outcome[R]:
     except BaseException as problem:  # a sys.exit() in an environment must not end training either
         error, detail = one_line(problem)[:300], traceback.format_exc()[-LONGEST:]
         return Outcome(error=error, detail=detail, seconds=time.perf_counter() - started)
+
+
+def beside(meanwhile: Callable[[], object], work: Callable[[], R]) -> R:
+    """Do slow `work` on this thread, and call `meanwhile` again and again on another one until it is done.
+
+    The user's code stays on the main thread, which alone handles signals: timeouts of reward functions use them.
+    """
+    done = threading.Event()
+
+    def repeat() -> None:
+        while not done.wait(LOOK_S):
+            meanwhile()
+
+    with ThreadPoolExecutor(1, "meanwhile") as thread:
+        repeated = thread.submit(repeat)
+        try:
+            return work()
+        finally:
+            done.set()
+            repeated.result()
 
 
 def describe(value: object) -> str:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -223,12 +224,18 @@ class InferenceEngine:
 
     # --------------------------------------------------------------------------------------------------- learning
 
-    def learn(self, answers: Sequence[Answer]) -> list[Learned]:
-        """Compute rewards, record rows and update tasks for delivered answers."""
+    def learn(
+        self, answers: Sequence[Answer], aside: Callable[[Callable[[], Answer]], Answer] = lambda judge: judge()
+    ) -> list[Learned]:
+        """Compute rewards, record rows and update tasks for delivered answers.
+
+        aside: calls the user's reward functions, which may be slow.
+        """
         learned: list[Learned] = []
-        for answer in map(self._judged, self.widen(answers)):
+        for widened in self.widen(answers):
             if learned and self.between is not None:
                 self.between()
+            answer = widened if self.judge is None else aside(partial(self._judged, widened))
             learned.append(self.rewarded(answer, update=self.learn_statistics))
             if answer.gate.open and answer.embedding is not None and answer.vote.answer is not None:
                 self.buffer.add(f"request-{answer.request.number}", answer.embedding, answer.vote.answer)

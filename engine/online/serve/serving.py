@@ -7,8 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ....configs import metric_names as metric
+from ....envs.guard import beside
 from ...agents.remote.pool import NoServersLeft
 from ...runs.control.requests import ControlChannel
 from ...runs.learning import GateCode
@@ -87,7 +89,8 @@ class Serving:
         self.live = LiveAnswers(self.engine, self.follower, self._answered_live, self._fail)
         self.engine.between = self._between
         self._scoring = False
-        """Whether learning is between two passes of one version. Its weights must then stay in place."""
+        """Whether learning is between two passes of one version, or runs reward functions. Its weights must stay in
+        place."""
         self._feedback = FeedbackKeeper(self.live, self.enqueuer, self.keeper.event)
         self.keeper.heard = self._feedback.note
         self._absence = Absence(self.server_wait_s, self.keeper.event)
@@ -165,10 +168,20 @@ class Serving:
             self._listen()
             self._keep()
 
-    def _between(self) -> None:
+    def _between(self, version: int | None = None) -> None:
+        """Serve callers between two passes, or while reward functions run.
+
+        version: the one whose weights are in place. If it is the served one, requests for other batches are answered,
+        too, and learned from later. None: only the running batch answers.
+        """
         self._scoring = True
         try:
             self._serve_callers()
+            self.live.pause()
+            self._wait_on()
+            if version == self.follower.version and not self._exhausted and not self.follower.away():
+                self.turn(self.source.take(1, 0.0, only=lambda request: not self.live.takes(request)))
+                self._take_feedback()
         finally:
             self.live.pause()
             self._scoring = False
@@ -199,22 +212,17 @@ class Serving:
         self._feedback.remember([answer])
         if self._open_turns.hold(answer):
             return
-        if not answer.gate.open or answer.error or not self.engine.drawn_later:
-            self._to_learn.append(answer)
-            return
-        if self.live.running.behind > BACKLOG * self.engine.drawn_later:
+        samples = self.engine.drawn_later if answer.gate.open and not answer.error else 0
+        if self.live.running.behind > BACKLOG * samples > 0:
             closed = Gate(GateCode.NO_LABEL, "too many samples of earlier requests wait to be drawn")
-            self._to_learn.append(replace(answer, gate=closed))
-            return
-        try:
-            self.live.draw(
-                answer,
-                self.engine.drawn_later,
-                lambda drawn: self._to_learn.append(self.engine.widened(answer, drawn)),
-            )
-        except SnapshotError as error:
-            log.warning("%s: no samples are drawn", error)
-            self._to_learn.append(answer)
+            answer, samples = replace(answer, gate=closed), 0
+        if samples:
+            try:
+                widen = partial(self.engine.widened, answer)
+                return self.live.draw(answer, samples, lambda drawn: self._to_learn.append(widen(drawn)))
+            except SnapshotError as error:
+                log.warning("%s: no samples are drawn", error)
+        self._to_learn.append(answer)
 
     def _deliver(self, answers: Sequence[Answer]) -> None:
         self._delivered = time.monotonic()
@@ -252,20 +260,12 @@ class Serving:
             self.enqueuer.put(None, reserved=self._reserved)
 
     def turn(self, requests: Sequence[Request]) -> None:
-        loaded = None
         if self.follower.waits and not self._scoring:
             self.live.pause()
-            loaded = self.follower.swap()
-        if loaded is not None:
-            age = max(0.0, time.time() - loaded.created)  # clocks of two machines differ
-            self.keeper.event(
-                "snapshot",
-                f"Version {loaded.version} serves, {age:.1f} s after it was published.",
-                version=loaded.version,
-                action="loaded",
-                path=loaded.file,
-                age=age,
-            )
+            if (loaded := self.follower.swap()) is not None:
+                version, age = loaded.version, max(0.0, time.time() - loaded.created)  # clocks of two machines differ
+                text = f"Version {version} serves, {age:.1f} s after it was published."
+                self.keeper.event("snapshot", text, version=version, action="loaded", path=loaded.file, age=age)
         if not requests:
             return
         self._reserve()
@@ -284,6 +284,9 @@ class Serving:
         answers = self._answer(numbered)
         self._deliver(answers)
         self._feedback.remember(answers)
+        if self._scoring:
+            self._to_learn += answers
+            return
         learned = self._learn(answers, requests[0].version)
         self._keep_learned(learned, len(numbered), time.perf_counter() - started)
 
@@ -319,8 +322,8 @@ class Serving:
     def _learn(self, answers: Sequence[Answer], version: int | None) -> list[Learned]:
         """Score answers with the version that gave them."""
         try:
-            with self.follower.scoring(version):
-                return self.engine.learn(answers)
+            with self.follower.scoring(version) as scored:
+                return self.engine.learn(answers, partial(beside, partial(self._between, scored)))
         except SnapshotError as error:  # the version was pruned after it had answered
             log.warning("%s: its answers are not recorded", error)
         except Exception as error:  # such as no memory for a pass, no disk space for an image: serving continues

@@ -139,6 +139,7 @@ def test_serving_continues_after_an_answer_that_cannot_be_learnt_from() -> None:
         follower=Mock(scoring=lambda version: nullcontext()),
         engine=Mock(learn=Mock(side_effect=OSError(28, "No space left on device"))),
         keeper=told,
+        _between=Mock(),
     )
     assert Serving._learn(cast(Serving, broken), [answer], 0) == []
     assert "Nothing is learned from request 5: [Errno 28] No space" in told.event.call_args.args[1]

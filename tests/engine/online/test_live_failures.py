@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,7 @@ from grpo_tui.engine.online.serve.weights import WeightFollower
 from grpo_tui.engine.online.store.snapshots import SnapshotReader
 from grpo_tui.rewards.functions import RewardFunctionError
 
-from .answering import conversation, engine
+from .answering import conversation, engine, requests
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -169,6 +171,38 @@ def test_reward_functions_that_fail_for_every_request_are_reported() -> None:
     FailureWatch(event).look(item.answer for item in learned)
     reason = "Nothing is learned from the last 5 requests: the reward functions failed: no network"
     assert event.call_args.args == ("alert", reason)
+
+
+def test_callers_are_answered_while_a_reward_function_runs(tmp_path: Path) -> None:
+    """In the running batch and in a batch of their own. The function stays on the main thread, which has signals."""
+    made, source = engine(samples=2, max_requests=3), RequestSource(open_ended=True)
+    keeper = Mock(queue=Mock(get=lambda key, default=None: default, depth=lambda: 0), writer=Mock(run_dir=tmp_path))
+    keeper.copy_journal.return_value, keeper.settled.return_value = 0, None
+    serving = Serving(
+        engine=made,
+        source=source,
+        follower=WeightFollower(made.model, SnapshotReader(tmp_path), poll_s=1.0, on_problem=pytest.fail),
+        keeper=keeper,
+        enqueuer=Mock(lost=0, dropped=0),
+        control=Mock(poll=list),
+    )
+    answered: queue.Queue[object] = queue.Queue()
+    beside: list[Any] = []
+
+    def judge(samples: Any, rows: Any, number: int) -> Any:
+        assert threading.current_thread() is threading.main_thread()
+        if not beside:
+            for later in (conversation("red", max_tokens=3), *requests(1)):
+                source.submit(replace(later, number=0, reply=answered.put))
+            beside.extend(answered.get(timeout=20) for _ in range(2))
+        return samples
+
+    made.judge = cast(Any, judge)
+    source.submit(replace(conversation(max_tokens=3), number=0, reply=lambda _: None))
+    assert serving.run()
+    assert sorted(answer.request.number for answer in beside) == [2, 3]
+    recorded = [item.answer.request.number for call in keeper.requests.call_args_list for item in call.args[0]]
+    assert sorted(recorded) == [1, 2, 3]
 
 
 def test_who_gives_feedback_when_the_run_ends_is_told() -> None:
