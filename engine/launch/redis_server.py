@@ -75,7 +75,12 @@ def in_words(url: str, error: Exception) -> str:
     wrong_key = (redis.AuthenticationError, redis.AuthenticationWrongNumberOfArgsError)
     known = (  # kinds of errors, beginnings of messages, and what they mean; the first that fits counts
         (wrong_key, ("NOAUTH", "WRONGPASS"), "refuses the password or the user"),
-        (redis.NoPermissionError, (), f"does not allow this user the commands of a queue ({text})"),
+        ((), "EXEC without MULTI", "does not allow this user the commands of a queue (no permission to run 'multi')"),
+        (
+            redis.NoPermissionError,
+            "Transaction discarded because of: NOPERM",
+            f"does not allow this user the commands of a queue ({text})",
+        ),
         (redis.BusyLoadingError, (), "is still loading its data"),
         (redis.TimeoutError, (), "does not answer"),
         (redis.ConnectionError, (), f"cannot be reached ({text.rstrip('.')})"),
@@ -97,6 +102,8 @@ def server_facts(client: Any, url: str) -> list[Fact]:
 
     server = f"Redis server {address(url)}"
     info = client.info()
+    with client.pipeline() as pipe:  # without permission for MULTI, the commands of a transaction would run one by one
+        pipe.ping().execute()
     version = str(info.get("redis_version", ""))
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
     facts = [Fact("good", f"{server} is version {version}")]

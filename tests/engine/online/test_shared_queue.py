@@ -226,6 +226,20 @@ def test_what_a_server_must_be_set_to_and_nothing_of_a_password_is_said() -> Non
             each.close()
 
 
+@pytest.mark.parametrize("denied", ["multi", "exec", "watch", "zadd"])
+def test_a_user_without_a_needed_permission_is_told_which_and_leaves_nothing_behind(
+    server: RedisServer, machine: Callable[..., RedisQueue], tmp_path: Path, denied: str
+) -> None:
+    admin = machine("admin")
+    admin._redis.execute_command("ACL", "SETUSER", denied, "on", ">pw", "~*", "+@all", f"-{denied}")
+    queue = RedisQueue(server.url.replace("//", f"//{denied}:pw@"), tmp_path.name)
+    reason = rf"does not allow this user the commands of a queue \(.*'{denied}'"
+    with pytest.raises(QueueError, match=reason):
+        queue.put("t", b"x", 1)
+    assert admin.depth() == 0 and admin.payload("t") is None
+    queue.close()
+
+
 # ------------------------------------------------------------------------------------------------------ shared files
 
 
