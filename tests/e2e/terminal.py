@@ -12,6 +12,7 @@ import struct
 import termios
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -108,14 +109,21 @@ class Terminal:
                 raise AssertionError(f"not on the screen: {missing}; the screen is\n{self.text}")
         return self.text
 
-    def settle(self, quiet: float = 0.4, limit: float = 10.0) -> str:
-        """Wait until nothing has changed for `quiet` seconds, and give the screen."""
+    def settle(self, quiet: float = 0.4, limit: float = 30.0) -> str:
+        """Wait until nothing has changed for `quiet` seconds in which the program waited, and give the screen."""
         end = time.monotonic() + limit
         last, since = self.text, time.monotonic()
         while time.monotonic() < end and time.monotonic() - since < quiet and self._pump(0.05):
-            if self.text != last:
+            if self.text != last or not self._waits():
                 last, since = self.text, time.monotonic()
         return self.text
+
+    def _waits(self) -> bool:
+        """Whether no thread of the program has anything to do. On a busy machine one may not get a core for a while."""
+        with suppress(OSError):  # a thread or the program has ended
+            stats = [(task / "stat").read_text() for task in Path(f"/proc/{self.pid}/task").iterdir()]
+            return all(stat.rpartition(")")[2].split()[0] not in ("R", "D") for stat in stats)
+        return True
 
     def wait(self, within: float = 60.0) -> int:
         """Wait for the program to end, and give its exit code."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import unicodedata
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -57,6 +58,15 @@ class Driver:
         await self.pilot.press(*keys)
         await settle(self.pilot)
         return self.text
+
+    async def until(self, *texts: str) -> str:
+        """Wait for what comes by the clock or from another thread: the screen once it shows all of these texts."""
+        for _ in range(600):
+            await settle(self.pilot)
+            if all(text in self.text for text in texts):
+                return self.text
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"{texts} never came:\n{self.text}")
 
     async def burst(self, *keys: str) -> None:
         """Press keys faster than the app takes them, as where it is busy: all go to what has the focus now."""

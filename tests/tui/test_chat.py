@@ -120,6 +120,8 @@ async def test_a_chat_goes_on_after_a_failure_and_asks_only_for_outcomes_that_wi
         await asyncio.sleep(0.3)
         assert asked == []
         await driver.press("2")
+        while not asked:
+            await asyncio.sleep(0.02)
         await asyncio.sleep(0.3)
         assert asked == ["chatcmpl-3-a"]
 

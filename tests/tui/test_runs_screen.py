@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -242,8 +243,7 @@ async def test_a_branch_opens_with_the_value_of_its_step(own_runs: Path) -> None
     async with running(own_runs) as app:
         assert "branch-one-3" in app.text.splitlines()[2], "the newest run is chosen"
         await app.press("enter")
-        await asyncio.sleep(1.2)  # the value is read by the clock
-        assert "step 1 of rollout 3" in await app.press() and "value  " in app.text
+        await app.until("step 1 of rollout 3", "value  ")  # the value is read by the clock
         await app.press("escape", "t")
         assert app.screen.value is not None
 
@@ -253,8 +253,7 @@ async def test_a_branch_whose_configuration_is_not_written_yet_waits(own_runs: P
     branch.mkdir()
     (branch / "run.json").write_text(json.dumps({"id": branch.name, "mode": "eval", "created": time.time()}))
     async with running(own_runs, Branching(branch)) as app:
-        await asyncio.sleep(1.2)  # the value is read by the clock
-        assert "loading the model and the data…" in await app.press()
+        await app.until("loading the model and the data…")  # read by the clock
 
 
 async def test_records_that_take_longer_than_a_reload_are_read_once_and_shown(
@@ -285,16 +284,22 @@ async def test_a_reload_that_began_before_a_record_was_read_keeps_what_was_read(
 ) -> None:
     read: list[str] = []
     loads: list[int] = []
+    begun, all_read = threading.Event(), threading.Event()
 
     def looked(info: RunInfo) -> Headline:
         read.append(info.id)
-        time.sleep(0.2)
+        begun.wait(20)
+        if len(read) == 2:
+            all_read.set()
         return Headline({REWARD: 0.77})
 
     def slowly(folder: Path) -> list[tuple[RunInfo, Headline | None]]:
         loads.append(1)
         found = known_load(folder)
-        time.sleep(0.5 if len(loads) == 2 else 0.0)  # while all records are read
+        if len(loads) == 2:  # while all records are read
+            begun.set()
+            all_read.wait(20)
+            time.sleep(0.1)
         return found
 
     known_load = runs_screen.load

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 from pathlib import Path
@@ -177,16 +176,15 @@ async def test_steps_appear_while_the_run_goes_on(tmp_path: Path, monkeypatch: p
         for step in range(1, 4):
             writer.metrics(step, {"time/step": 2.0 * step})
             assert writer.flush(20)
-            await asyncio.sleep(0.5)
-            assert f"step {step} " in await app.press() and f"{2 * step}.00" in app.text
+            await app.until(f"step {step} ", f"{2 * step}.00")
             if step == 2:
                 await app.press("k")
                 break
         writer.metrics(3, {"time/step": 6.0})
         assert writer.flush(20)
         writer.close()
-        await asyncio.sleep(0.5)
-        assert "step 1 " in await app.press() and "3 steps" in app.text, "the cursor stays where somebody put it"
+        await app.until("3 steps")
+        assert "step 1 " in app.text, "the cursor stays where somebody put it"
 
 
 def test_in_a_terminal(run: Path) -> None:

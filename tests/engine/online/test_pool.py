@@ -174,11 +174,12 @@ def test_without_servers_callers_are_told_and_the_engine_waits_for_them(make: Ca
 def test_tasks_of_the_run_wait_for_servers_and_none_is_lost(make: Callable[..., World]) -> None:
     world = make(server_wait_s=SOON_S, serve=None, max_requests=6, updates=False, batch_requests=2)
     for server in world.servers:
-        server.delay_s = 0.3  # or a quick machine is done before they stop
+        server.may_write.clear()  # nothing is written before they stop
     world.start()
     wait_for(lambda: len(generated(world.servers[0])) + len(generated(world.servers[1])) > 4, "the first tasks")
     for server in world.servers:
         server.stop()
+        server.may_write.set()
     time.sleep(2 * SOON_S)
     assert not world.ended
     for server in world.servers:

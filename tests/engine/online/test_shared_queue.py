@@ -66,12 +66,13 @@ def dies(queue: RedisQueue) -> None:
 
 
 def test_a_standby_takes_over_when_the_lease_ends_and_the_zombie_is_refused(machine: Callable[..., RedisQueue]) -> None:
-    first, second, engine = machine("a"), machine("b"), machine("engine")
+    lease = 2.0  # a busy machine renews it in time
+    first, second, engine = machine("a", lease_s=lease), machine("b", lease_s=lease), machine("engine")
     for i in range(3):
         engine.put(f"t{i}", b"x", 1)
     first.lead()
     assert first.take() is not None
-    time.sleep(0.6)  # longer than the lease: it is renewed
+    time.sleep(1.2 * lease)  # it is renewed
     with pytest.raises(LeaseHeld, match=rf"process {os.getpid()} on"):
         second.lead()
     dies(first)

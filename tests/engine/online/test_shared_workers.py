@@ -29,6 +29,9 @@ from .living import Lives, Machines, counts
 from .test_update_worker import Run
 from .tiny import base_model
 
+LEASE_S = 2.0
+"""A busy machine renews it in time."""
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
@@ -42,7 +45,7 @@ def run_on(server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     def begin(name: str) -> Run:
         monkeypatch.setattr(redis_queue, "_START", name)
-        online = {"queue": server.url, "queue_name": tmp_path.name, "lease_s": 0.3}
+        online = {"queue": server.url, "queue_name": tmp_path.name, "lease_s": LEASE_S}
         return Run(tmp_path / name, **online, shared_files=str(tmp_path / "shared"))
 
     return begin
@@ -56,7 +59,7 @@ def test_a_worker_that_was_replaced_publishes_nothing(run_on: Callable[[str], Ru
         run_on("b")
     assert isinstance(zombie.worker.queue, RedisQueue)
     zombie.worker.queue._ended.set()  # as by SIGKILL or SIGSTOP: it renews nothing
-    time.sleep(0.5)
+    time.sleep(1.2 * LEASE_S)
     worker = run_on("b")
     assert worker.worker.updater.update == 4 and pointed_version(worker.folder.snapshots) == 2
     assert not zombie.worker.ledger.commit() and not zombie.worker.publish()

@@ -38,7 +38,7 @@ def test_running_is_believed_only_while_the_process_lives(run_dir: Path):
     info = look(run_dir)
     assert (info.status, info.step, info.name, info.pid) == ("running", 7, "a name", sleeper.pid)
     sleeper.send_signal(signal.SIGKILL)
-    time.sleep(0.2)
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
     assert look(run_dir).status == "crashed"  # though it is a zombie that nobody has waited for
     sleeper.wait()
     info = look(run_dir)
