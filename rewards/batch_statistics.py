@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -20,6 +20,8 @@ LEVEL = 3
 """Number of steps to average for the highest level."""
 ERRORS = 2.0
 """Standard errors of a significant fall."""
+_VARIANCE = ""
+"""The key for the sum of A_i^2. No component has this name."""
 
 
 def halves(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch]]:
@@ -43,6 +45,36 @@ def groups_of(rollouts: Iterable[RolloutSummary]) -> list[list[RolloutSummary]]:
     for rollout in rollouts:
         groups[rollout.group].append(rollout)
     return [g for g in groups.values() if len(g) > 1]
+
+
+def advantage_shares(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return each component's share of the variance of the advantage. The shares sum to 1, or there are none. parts:
+    the `covariances` of each step.
+
+    c_i is a component's sum over rollout i minus its group's mean, and A_i the sum of c_i over components (GRPO's
+    advantage before scaling): share = sum_i c_i A_i / sum_i A_i^2. It is negative if a component opposes the rest.
+    """
+    sums: dict[str, float] = defaultdict(float)
+    for part in parts:
+        for name, value in part.items():
+            sums[name] += value
+    variance = sums.pop(_VARIANCE, 0.0)
+    return {name: value / variance for name, value in sums.items()} if variance > SAME else {}
+
+
+def covariances(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
+    """Sum c_i A_i over rollouts for each component, and A_i^2."""
+    sums: dict[str, float] = defaultdict(float)
+    for group in groups_of(rollouts):
+        size = len(group)
+        mean = math.fsum(total_of(r) for r in group) / size
+        means = {n: math.fsum(r.contributions.get(n, 0.0) for r in group) / size for n in group[0].contributions}
+        for rollout in group:
+            advantage = total_of(rollout) - mean
+            sums[_VARIANCE] += advantage * advantage
+            for name, value in means.items():
+                sums[name] += (rollout.contributions.get(name, 0.0) - value) * advantage
+    return sums
 
 
 def flat_at(size: int, groups: Sequence[Sequence[RolloutSummary]]) -> float:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from ..configs import metric_names as metric
 from ..envs.trajectory import Trajectory
+from .batch_statistics import advantage_shares, covariances
+from .batches import RolloutSummary
 from .breakdown import RewardBreakdown
 
 
@@ -41,8 +43,6 @@ def merge(a: Moments, b: Moments) -> Moments:
     return Moments(count, a.mean + delta * (b.count / count), a.m2 + b.m2 + delta * delta * (a.count * b.count / count))
 
 
-SAME = 1e-9
-"""A variance below this is rounding and gets no shares."""
 UNPARSABLE = "(unparsable)"
 UNKNOWN_TOOL = "(unknown tool)"
 
@@ -104,36 +104,16 @@ def batch_metrics(
             metric.COMPONENT_SUM(name): math.fsum(sums[name]) / count,
         }
     totals = moments(b.total or 0.0 for b in breakdowns)
-    shares = {metric.COMPONENT_ADVANTAGE_SHARE(name): share for name, share in _advantage_shares(sums, groups).items()}
+    parts = [dict(zip(sums, row, strict=True)) for row in zip(*sums.values(), strict=True)]
+    rollouts = [RolloutSummary("", str(g), math.fsum(p.values()), p) for g, p in zip(groups, parts, strict=False)]
+    shares = advantage_shares([covariances(rollouts)])
     return {
         **metrics,
-        **shares,
+        **{metric.COMPONENT_ADVANTAGE_SHARE(name): share for name, share in shares.items()},
         metric.REWARD_MEAN: totals.mean,
         metric.REWARD_STD: math.sqrt(totals.m2 / max(totals.count - 1, 1)),
         metric.PENALTIES: sum(len(b.penalties) for b in breakdowns) / max(1, len(breakdowns)),
         metric.ACTION_SHARE.mapping: action_distribution(trajectories),
-    }
-
-
-def _advantage_shares(sums: Mapping[str, Sequence[float]], groups: Sequence[Hashable]) -> dict[str, float]:
-    """Return each component's share of the variance of the group-centred reward, from its sums per rollout
-    (`reward_detectors.advantage_shares`). Empty without variance."""
-    members: dict[Hashable, list[int]] = {}
-    for row, group in enumerate(groups):
-        members.setdefault(group, []).append(row)
-    centred = {
-        name: [
-            values[row] - math.fsum(values[i] for i in rows) / len(rows) for rows in members.values() for row in rows
-        ]
-        for name, values in sums.items()
-    }
-    advantage = [math.fsum(column) for column in zip(*centred.values(), strict=True)]
-    variance = math.fsum(a * a for a in advantage)
-    if variance <= SAME:
-        return {}
-    return {
-        name: math.fsum(c * a for c, a in zip(column, advantage, strict=True)) / variance
-        for name, column in centred.items()
     }
 
 

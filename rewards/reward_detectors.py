@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from ..configs.sections.rewards import COMPONENTS, DiagnosisConfig
 from . import batches as need
-from .batch_statistics import SAME, groups_of, halves, mean_total, spread_of, success_of, total_of
+from .batch_statistics import (
+    advantage_shares,
+    covariances,
+    halves,
+    mean_total,
+    spread_of,
+    success_of,
+    total_of,
+)
 from .batches import GOALS, Batch, RolloutSummary
 from .detectors import Finding, detector, ids_of
 
 MANY = 512
 """Rollouts without a score other than 0. With 95 % confidence, fewer than 0.6 % of all rollouts then have one."""
-_VARIANCE = ""
-"""The key for the sum of A_i^2. No component has this name."""
-
-
-def advantage_shares(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return each component's share of the variance of the advantage. The shares sum to 1, or there are none. parts:
-    the `covariances` of each step.
-
-    c_i is a component's sum over rollout i minus its group's mean, and A_i the sum of c_i over components (GRPO's
-    advantage before scaling): share = sum_i c_i A_i / sum_i A_i^2. It is negative if a component opposes the rest.
-    """
-    sums: dict[str, float] = defaultdict(float)
-    for part in parts:
-        for name, value in part.items():
-            sums[name] += value
-    variance = sums.pop(_VARIANCE, 0.0)
-    return {name: value / variance for name, value in sums.items()} if variance > SAME else {}
-
-
-def covariances(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
-    """Sum c_i A_i over rollouts for each component, and A_i^2."""
-    sums: dict[str, float] = defaultdict(float)
-    for group in groups_of(rollouts):
-        size = len(group)
-        mean = math.fsum(total_of(r) for r in group) / size
-        means = {n: math.fsum(r.contributions.get(n, 0.0) for r in group) / size for n in group[0].contributions}
-        for rollout in group:
-            advantage = total_of(rollout) - mean
-            sums[_VARIANCE] += advantage * advantage
-            for name, value in means.items():
-                sums[name] += (rollout.contributions.get(name, 0.0) - value) * advantage
-    return sums
 
 
 def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:

@@ -15,12 +15,11 @@ import pytest
 from grpo_tui.configs.sections.rewards import DiagnosisConfig
 from grpo_tui.envs.tools import ToolSpec
 from grpo_tui.envs.trajectory import Trajectory
-from grpo_tui.rewards.batch_statistics import flat_at
+from grpo_tui.rewards.batch_statistics import advantage_shares, covariances, flat_at
 from grpo_tui.rewards.batches import Batch, HeldOut, RolloutSummary
 from grpo_tui.rewards.breakdown import RewardBreakdown
 from grpo_tui.rewards.detectors import Detector, Finding
 from grpo_tui.rewards.diagnosis import DETECTORS, Diagnosis
-from grpo_tui.rewards.reward_detectors import advantage_shares, covariances
 
 from .episodes import batch_of, good
 

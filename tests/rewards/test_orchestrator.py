@@ -15,11 +15,11 @@ from grpo_tui.configs.plain_data import from_plain
 from grpo_tui.configs.sections.rewards import NormalizationConfig, RewardsConfig
 from grpo_tui.engine.policy.token_scores import turn_means
 from grpo_tui.envs.trajectory import Trajectory
+from grpo_tui.rewards.batch_statistics import advantage_shares, covariances
 from grpo_tui.rewards.batches import rollout_of
 from grpo_tui.rewards.breakdown import RewardBreakdown
 from grpo_tui.rewards.components import RewardError
 from grpo_tui.rewards.orchestrator import RewardOrchestrator, RewardResult
-from grpo_tui.rewards.reward_detectors import advantage_shares, covariances
 from tests.properties import drawn
 
 from .episodes import batches, good, step, trajectory
