@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import transformers
 from accelerate.utils import gather_object, is_peft_model
 from peft import get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
@@ -28,6 +30,42 @@ from .optimizer_state import load_optimizer, save_optimizer
 from .sharding import shard, whole
 
 logger = logging.getLogger(__name__)
+
+Hooks = Mapping[str, tuple[tuple[str, ...], tuple[str, ...]] | None]
+"""Methods of a library's class, each with the arguments of its calls: by position, and by name (None: any)."""
+HOOKS: Hooks = {
+    "_get_grad_norm": (("model", "grad_norm"), ()),
+    "_inner_training_loop": None,
+    "_load_from_checkpoint": (("resume_from_checkpoint", "model"), ()),
+    "_load_optimizer_and_scheduler": (("checkpoint",), ()),
+    "_load_rng_state": (("checkpoint",), ()),
+    "_run_epoch": None,
+    "_save_checkpoint": (("model", "trial"), ()),
+    "_save_optimizer_and_scheduler": (("output_dir",), ()),
+    "_save_rng_state": (("output_dir",), ()),
+    "_save_scaler": (("output_dir",), ()),
+    "save_model": (("output_dir",), ("_internal_call",)),
+}
+"""What `Resumable` replaces or calls of transformers' Trainer."""
+
+
+def check_hooks(kind: type, hooks: Hooks, message: Callable[[str], str]) -> None:
+    """Raise TrainingError unless every method exists and takes its arguments."""
+    for name, arguments in hooks.items():
+        positions, names = arguments or ((), ())
+        try:
+            signature = inspect.signature(getattr(kind, name))
+            if arguments is not None:
+                signature.bind(None, *positions, **dict.fromkeys(names))
+        except (AttributeError, TypeError) as error:
+            raise TrainingError(message(f"{name}({', '.join((*positions, *names))})")) from error
+
+
+def _message(hook: str) -> str:
+    return (
+        f"transformers {transformers.__version__} has no Trainer.{hook}, which training needs; install a tested one: "
+        "pip install 'transformers>=5.16,<6'"
+    )
 
 
 @dataclass(frozen=True)
@@ -78,6 +116,7 @@ class Resumable(FiniteUpdates):
     on_save_failed: Callable[[str], None] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check_hooks(Trainer, HOOKS, _message)
         super().__init__(*args, **kwargs)
         self.state_parts: list[StatePart] = []
         self.last_checkpoint: Path | None = None

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,11 +23,11 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from ..rollouts.rollout import Rollout
 from . import TrainingError
 from .losses.terms import Clipping
-from .resumable import ResumableTrainer, StatePart
+from .resumable import Hooks, ResumableTrainer, StatePart, check_hooks
 
 TRIED = "1.14 to 1.16"
 """Versions of TRL that `make test-versions` trains with."""
-METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+METHODS: Hooks = {
     "_generate_and_score_completions": (("inputs",), ()),
     "_prepare_inputs": (("generation_batch",), ()),
     "_get_per_token_logps_and_entropies": (
@@ -39,7 +38,6 @@ METHODS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "training_step": (("model", "inputs", "num_items_in_batch"), ()),
     "get_batch_samples": (("epoch_iterator", "num_batches", "device"), ()),
 }
-"""Each method with the arguments of its calls: by position, and by name."""
 ATTRIBUTES = (
     *("_buffered_inputs", "_entropy_bonus_enabled", "_last_world_entropy", "_logs", "_metrics", "_step", "_tokenizer"),
     *("aux_loss_enabled", "entropy_coef", "epsilon_high", "epsilon_low", "importance_sampling_level", "loss_type"),
@@ -49,11 +47,7 @@ ATTRIBUTES = (
 
 def check_methods() -> None:
     """Raise TrainingError unless every method of `METHODS` exists and takes its arguments."""
-    for name, (positions, names) in METHODS.items():
-        try:
-            inspect.signature(getattr(GRPOTrainer, name)).bind(None, *positions, **dict.fromkeys(names))
-        except (AttributeError, TypeError) as error:
-            raise TrainingError(_message(f"{name}({', '.join((*positions, *names))})")) from error
+    check_hooks(GRPOTrainer, METHODS, _message)
 
 
 def check_attributes(trainer: GRPOTrainer) -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from grpo_tui.engine.training import TrainingError, trl_seam
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
+from grpo_tui.engine.training.resumable import HOOKS, FiniteUpdates, Resumable, ResumableTrainer
 from grpo_tui.engine.training.trl_seam import METHODS
 
 from .parts import make_trainer, playback_rows, policy
@@ -37,6 +39,18 @@ def test_a_method_that_is_missing(monkeypatch: Any, name: str):
         trl_seam.check_methods()
 
 
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_transformers_without_a_hook(monkeypatch: Any, name: str):
+    with monkeypatch.context() as changed:
+        changed.delattr(Trainer, name)
+        with pytest.raises(TrainingError, match=rf"has no Trainer\.{name}.* pip install 'transformers>="):
+            ResumableTrainer()
+    if HOOKS[name] is not None:
+        monkeypatch.setattr(Trainer, name, lambda self: None)
+        with pytest.raises(TrainingError, match=rf"has no Trainer\.{name}"):
+            ResumableTrainer()
+
+
 def test_a_method_may_take_its_arguments_as_a_whole(monkeypatch: Any):
     """As TRL 1.14 has it."""
     name = "_get_per_token_logps_and_entropies"
@@ -60,3 +74,5 @@ def test_the_list_of_hooks_names_every_private_method_that_is_replaced():
     own = {name for name in vars(GRPOEnvTrainer) if name.startswith("_") and not name.startswith("__")}
     replaced = {name for name in own if callable(getattr(GRPOTrainer, name, None))}
     assert replaced - {"_send_telemetry"} == {name for name in METHODS if name.startswith("_")}
+    own = {name for kind in (FiniteUpdates, Resumable) for name in vars(kind) if not name.startswith("__")}
+    assert {name for name in own if callable(getattr(Trainer, name, None))} | {"_save_scaler", "save_model"} == {*HOOKS}
