@@ -50,7 +50,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """The names of failed tests are the last lines, below comparisons of any length."""
     reporter: Any = config.pluginmanager.getplugin("terminalreporter")
     for report in [*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())] if reporter else ():
-        reporter.write_line(f"failed: {report.nodeid}")
+        reporter.write_line(f"failed: {report.nodeid[:300]}")
 
 
 @pytest.hookimpl(tryfirst=True)

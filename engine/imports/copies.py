@@ -128,6 +128,8 @@ def _unpacked(path: Path) -> Path:
                 if member.isfile():
                     with contextlib.suppress(tarfile.FilterError):  # a path outside the folder
                         archive.extract(member, temporary, filter="data")
+            while archive.fileobj and archive.fileobj.read(1 << 20):  # the checksum is behind the last member
+                pass
     except (*_DAMAGE, OSError) as error:
         from_system = isinstance(error, OSError) and error.errno is not None  # not the archive: a full disk, a name
         if from_system or not any(temporary.iterdir()):

@@ -215,4 +215,6 @@ def run_app(runs_dir: Path, start: Destination | None = None, greeting: str = ""
         print(app.failure, file=sys.stderr)
         raise SystemExit(1)
     if app.return_code:
+        if not os.isatty(2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Python 3.13 would end with 120: its last flush fails
         raise SystemExit(app.return_code)

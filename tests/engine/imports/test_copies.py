@@ -123,6 +123,19 @@ def test_a_damaged_archive_opens_up_to_the_damage_and_says_so(kind: str, cut: bo
     assert opened.summary["rollouts"] and any("run.tar" in why and "is damaged" in why for why in said)
 
 
+def test_an_archive_with_a_wrong_checksum_is_damaged(tmp_path: Path):
+    path = tmp_path / "run.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        member = tarfile.TarInfo("a.jsonl")
+        member.size = len(LINE)
+        archive.addfile(member, io.BytesIO(LINE))
+    data = path.read_bytes()
+    path.write_bytes(data[:-8] + bytes(b ^ 1 for b in data[-8:-4]) + data[-4:])
+    opened = open_dump(path, whole=True)
+    (skipped,) = opened.summary["skipped"]  # type: ignore[attr-defined]
+    assert opened.summary["rollouts"] == 1 and "run.tar.gz is damaged" in skipped["why"]
+
+
 def test_an_archive_that_a_full_disk_cuts_off_is_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "run.tar"
     with tarfile.open(path, "w") as archive:

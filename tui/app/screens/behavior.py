@@ -189,4 +189,5 @@ def _text(row: BehaviorRow, value: float | None, signed: bool = False) -> str:
     if row.share:  # differences of shares are in percentage points
         sign = MINUS if round(100 * value) < 0 else "+" if signed and round(100 * value) > 0 else ""
         return f"{sign}{percent_number(abs(value))} {'pp' if signed else '%'}"
-    return fitted(value, _CELLS, 0 if row.name == "rollouts" else 2, signed)
+    # SQLite before 3.43 sums with larger rounding errors, which would decide halves differently.
+    return fitted(round(value, 12), _CELLS, 0 if row.name == "rollouts" else 2, signed)
