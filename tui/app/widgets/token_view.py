@@ -21,12 +21,24 @@ from .text_layout import Flow, FlowPane, FlowPart
 if TYPE_CHECKING:
     from ....engine.runs.types import TokenArrays
 
-MODES = ("author", "log-prob", "advantage", "trainer's log-prob", "mismatch", "entropy", "reference", "teacher")
+Scale = tuple[tuple[str, ...], tuple[float, ...]]
+"""Words from good to far off, and the nats that separate them."""
+_PROBABILITY = ("p ≥ 0.9", "≥ 0.5", "≥ 0.1", "< 0.1"), tuple(-math.log(p) for p in (0.9, 0.5, 0.1))
+_DISTANCE = ("equal (< 0.01 nats)", "< 0.1", "< 0.5", "≥ 0.5 apart"), (0.01, 0.1, 0.5)
+SCALES: Mapping[str, Scale | None] = {
+    "author": None,
+    "log-prob": _PROBABILITY,
+    "advantage": None,
+    "trainer's log-prob": _PROBABILITY,
+    "mismatch": _DISTANCE,
+    "entropy": (("sure (< 0.1 nats)", "< 0.7", "< 1.5", "unsure (≥ 1.5)"), (0.1, 0.7, 1.5)),
+    "reference": _DISTANCE,
+    "teacher": _DISTANCE,
+}
 """Colourings. mismatch: log π of the trainer minus log π of the sampler, in nats. reference: that of the trainer (else
 the sampler) minus that of the reference. teacher: that of the teacher minus that of the policy. Colourings without
 recorded data are skipped."""
-_APART = (0.01, 0.1, 0.5)
-"""Nats from which log-probs differ slightly, clearly and strongly."""
+MODES = tuple(SCALES)
 _MARK = Style(reverse=True)
 LIMIT = 200_000
 """Maximum number of tokens shown. A longer trajectory is visibly cut."""
@@ -206,13 +218,11 @@ class TokenView(FlowPane):
             return p.faint
         if self.mode == 0:
             return p.accent + Style(bold=True)
-        name = MODES[self.mode]
-        value = self._values[name][i]
-        if name == "advantage":
+        value, scale = self._values[MODES[self.mode]][i], SCALES[MODES[self.mode]]
+        if scale is None:
             strong = Style(bold=True) if abs(value) >= 1 else Style()
             return p.muted if abs(value) < 1e-6 else (p.good if value > 0 else p.bad + Style(underline=True)) + strong
-        unknown = math.isnan(value) and name != "log-prob"
-        return p.faint if unknown else _scale(p, name)[_rank(name, value)][1]
+        return p.faint if math.isnan(value) else _styles(p)[sum(abs(value) >= limit for limit in scale[1])]
 
     def _sums(self, width: int) -> Line:
         p, name = self.palette, MODES[self.mode]
@@ -220,7 +230,7 @@ class TokenView(FlowPane):
         line = Line(p)
         if known:
             line.offer(Line(p).add(f"mean {fixed(sum(known) / len(known), 3)} nats", p.muted), width)
-            if name in ("mismatch", "reference", "teacher"):
+            if SCALES[name] is _DISTANCE:
                 ratio = sum(math.exp(min(v, 50.0)) for v in known) / len(known)
                 line.offer(Line(p).add(f", largest {fixed(max(known, key=abs), 3, signed=True)}", p.muted), width)
                 line.offer(Line(p).add(f", mean ratio {fixed(ratio, 3)}", p.muted), width)
@@ -235,14 +245,8 @@ class TokenView(FlowPane):
                 f" {sum(self._mask)} tokens ({100 * share:.0f} %), trained on   ", p.muted
             )
             line.add("prompt and environment", p.faint).add(", masked", p.muted)
-        elif self.mode == 1:
-            for text, style in _scale(p, "log-prob"):
-                line.add(text, style).gap(2)
-            agent = [v for v, m in zip(self._values["log-prob"], self._mask, strict=True) if m]
-            if agent:
-                line.add(f"mean {fixed(sum(agent) / len(agent), signed=False)} nats", p.muted)
-        elif self.mode > 2:
-            for text, style in _scale(p, MODES[self.mode]):
+        elif (scale := SCALES[MODES[self.mode]]) is not None:
+            for text, style in zip(scale[0], _styles(p), strict=True):
                 line.offer(Line(p).add(text, style).gap(2), width)
             return [line, self._sums(width), Line(p)]
         else:
@@ -284,21 +288,5 @@ def _compared(tokens: TokenArrays) -> dict[str, Sequence[float]]:
     return found
 
 
-def _rank(name: str, value: float) -> int:
-    """Return the index of a value in the `_scale` of a colouring."""
-    if name.endswith("log-prob"):
-        probability = math.exp(min(0.0, value)) if math.isfinite(value) else 0.0
-        return sum(probability < limit for limit in (0.9, 0.5, 0.1))
-    limits, size = ((0.1, 0.7, 1.5), value) if name == "entropy" else (_APART, abs(value))
-    return sum(size >= limit for limit in limits)
-
-
-def _scale(p: Palette, name: str) -> list[tuple[str, Style]]:
-    """Return words and styles of a colouring, from good to far off."""
-    words = ["equal (< 0.01 nats)", "< 0.1", "< 0.5", "≥ 0.5 apart"]
-    if name.endswith("log-prob"):
-        words = ["p ≥ 0.9", "≥ 0.5", "≥ 0.1", "< 0.1"]
-    elif name == "entropy":
-        words = ["sure (< 0.1 nats)", "< 0.7", "< 1.5", "unsure (≥ 1.5)"]
-    styles = [p.text, p.accent, p.warn + Style(bold=True), p.bad + Style(bold=True, underline=True)]
-    return list(zip(words, styles, strict=True))
+def _styles(p: Palette) -> list[Style]:
+    return [p.text, p.accent, p.warn + Style(bold=True), p.bad + Style(bold=True, underline=True)]
