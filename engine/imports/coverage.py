@@ -8,29 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import DumpError, reason_of
 
 UNASKED_TEXT = 256 << 20
 """Bytes of rollouts whose texts are indexed before anybody searches."""
-SOURCES = "SELECT position, ends, done, size FROM sources"
-"""The query for `share_indexed`."""
+SHARE_INDEXED = (
+    "SELECT coalesce(sum(size * CASE WHEN done THEN 1.0 WHEN ends > 0 THEN min(1.0, position * 1.0 / ends) ELSE 0 END) "
+    "/ sum(size), 1.0) FROM sources"
+)
+"""The query for the share of the files' bytes that is indexed."""
 NO_FORMAT = "no known format"
 """The reason for skipping a document that may not be a rollout at all."""
 _ASKED = "search.asked"
 _STOPPED = ".ended"
 _REASON_BYTES = 200
-
-
-def share_indexed(sources: Iterable[tuple[int, int, int, int]]) -> float:
-    """Return the share of the files' bytes that is indexed."""
-    done = size = 0.0
-    for position, ends, finished, known in sources:
-        size += known
-        done += known * (1.0 if finished else min(1.0, position / ends) if ends > 0 else 0.0)
-    return 1.0 if size <= 0 else min(1.0, done / size)
 
 
 def ask_for_text(folder: Path) -> None:

@@ -14,7 +14,7 @@ from ..runs.read.reader import RunReader
 from ..runs.read.rollouts import Rollouts
 from ..runs.search.query import EVERYTHING, Query, Selection
 from .background import start
-from .coverage import SOURCES, ask_for_text, reason_stopped, share_indexed
+from .coverage import SHARE_INDEXED, ask_for_text, reason_stopped
 from .options import Options
 
 
@@ -56,7 +56,7 @@ class DumpReader(RunReader):
 
     def pending(self, query: Query = EVERYTHING) -> str:
         """Describe the missing part of the index in a few words; empty if it is complete for `query`."""
-        share = share_indexed(self._record.all(SOURCES))
+        share = self._record.scalar(SHARE_INDEXED)
         if share < 1.0:
             reason = reason_stopped(self._record.run_dir)
             return f"indexing stopped at {share:.0%}: {reason}" if reason else f"indexing {share:.0%}"

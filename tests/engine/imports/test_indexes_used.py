@@ -15,7 +15,7 @@ import pytest
 
 from grpo_tui.engine.imports.containers.packed_lines import SEEKABLE, SKIPPABLE, ZstdLines
 from grpo_tui.engine.imports.containers.parquet import Parquet
-from grpo_tui.engine.imports.coverage import share_indexed
+from grpo_tui.engine.imports.coverage import SHARE_INDEXED
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.options import Options
@@ -171,7 +171,9 @@ def test_a_sample_before_its_turn_is_read_from_its_member(tmp_path: Path, monkey
 def test_how_far_the_index_is_counts_the_text_that_a_seek_table_tells(tmp_path: Path):
     path, _ = seekable(tmp_path / "a.zst", frames=3)
     half = sum(map(len, TEXTS)) // 2
-    share = share_indexed([(half, ZstdLines().end(path), 0, path.stat().st_size)])
+    with Indexer(path, tmp_path / "index") as indexer:
+        indexer.db.execute("UPDATE sources SET position = ?, ends = ?", (half, ZstdLines().end(path)))
+        share = indexer.tables.one(SHARE_INDEXED)
     assert share == pytest.approx(0.5, abs=0.01), "bytes of the text, of which there are many more"
 
 
