@@ -47,18 +47,15 @@ def measure(store: IndexStore, *, whole: bool) -> None:
     last_n = str(store.record.last_n())
     if whole and store.meta("measured") == last_n:
         return
-    if whole:
-        sql, params = f"SELECT step, sum({split}) FROM rows WHERE step IS NOT NULL GROUP BY step", ()
-    else:
-        where = "step > ? AND step < (SELECT max(step) FROM rows)"
-        sql = f"SELECT step, sum({split}) FROM rows WHERE {where} GROUP BY step"
-        params = (store.one("SELECT coalesce(max(step), -1) FROM measured"),)
+    complete = "step > (SELECT coalesce(max(step), -1) FROM measured) AND step < (SELECT max(step) FROM rows)"
+    where = "step IS NOT NULL" if whole else complete
+    sizes = db.execute(f"SELECT step, sum({split}) FROM rows WHERE {where} GROUP BY step").fetchall()
     known = dict(db.execute("SELECT step, rollouts FROM measured"))
-    changed = [(step, size) for step, size in db.execute(sql, params).fetchall() if known.get(step) != size]
+    changed = [(step, size) for step, size in sizes if known.get(step) != size]
     last_split = store.meta("measured_split")
     if whole and last_split not in (None, split):  # the first training rollout arrived: drop means of evaluations
         known = dict.fromkeys(known, -1)
-        changed = [(step, size) for step, size in db.execute(sql, params).fetchall() if size or step in known]
+        changed = [(step, size) for step, size in sizes if size or step in known]
     logged = {name for (name,) in db.execute("SELECT name FROM logged")}
     with store.record.transaction():
         if whole or last_split is None:
