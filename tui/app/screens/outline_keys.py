@@ -12,7 +12,7 @@ from pathlib import Path
 from ....configs.errors import GrpoTuiError
 from ....engine.runs.notes import Note
 from ....engine.runs.search.query import Query
-from ...format import count, fixed
+from ...format import count, fixed, whole
 from ...plain import Whole, trajectory_data
 from ..data import Reads
 from ..destinations import Branching, Diff, Groups, SideBySide
@@ -168,7 +168,7 @@ class OutlinePanel(FlowPane):
     def _numbers(self, entry: Entry, width: int) -> Line:
         p, line = self.palette, Line(self.palette)
         if width >= 34:
-            line.add(_short(entry.size), p.faint, cells=5, align=">")
+            line.add(whole(entry.size, 5), p.faint, cells=5, align=">")
         if entry.penalised:
             line.add(" ✗", p.bad)
         value = entry.advantage if entry.reward is None else entry.reward.total
@@ -176,13 +176,6 @@ class OutlinePanel(FlowPane):
             line.add("" if entry.reward is not None else " A", p.faint)
             line.add(fixed(value, signed=True), p.sign(value), cells=6, align=">")
         return line
-
-
-def _short(size: int) -> str:
-    """Format a count of characters as `940`, `3.1k`, `2.0M`."""
-    if size < 1000:
-        return str(size)
-    return f"{size / 1e3:.1f}k" if size < 99_950 else f"{size / 1e6:.1f}M"
 
 
 LONG = 500
