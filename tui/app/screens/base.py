@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -224,11 +224,15 @@ class GrowingScreen(AppScreen):
     """A screen over the rollouts of a run, which reads again when the run recorded more of them."""
 
     reads: Reads
-    reread: Callable[[], None]
+    read: Callable[[], Coroutine[Any, Any, None]]
     _recorded: int | None = None
 
     def on_mount(self) -> None:
         self.set_interval(2.0, self._grow)
+
+    def reread(self) -> None:
+        if self.is_attached:
+            self.run_worker(self.read(), group="read", exclusive=True)
 
     async def _grow(self) -> None:
         if self.app.screen is self:

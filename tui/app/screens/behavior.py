@@ -93,14 +93,10 @@ class BehaviorScreen(WindowKeys, GrowingScreen):
         right = f"{several} of {count(len(self.steps))} steps" if len(self.steps) > 1 else ""
         return self.heading("behaviour", width), Line(self.palette).add(right, self.palette.muted)
 
-    def reread(self) -> None:
-        if self.is_attached:
-            self.run_worker(self._start(), group="behavior", exclusive=True)
-
-    async def _start(self) -> None:
+    async def read(self) -> None:
         query, window, chosen, max_columns = self.list_query, self.chart_view.window, self.chosen, self._max_columns
 
-        def read(reader: RunReader) -> tuple[Sequence[int], Sequence[SpanBehavior]]:
+        def found(reader: RunReader) -> tuple[Sequence[int], Sequence[SpanBehavior]]:
             steps = list(reader.rollouts.per_step(replace(query, filter=trained(query.filter))))
             shown = [s for s in steps if window is None or window[0] <= s <= window[1]]
             every = spans(shown, max_columns) if shown or not steps else ()
@@ -108,7 +104,7 @@ class BehaviorScreen(WindowKeys, GrowingScreen):
             return steps, reader.rollouts.behavior(query, selected)
 
         try:
-            self.steps, self.found = await self.reads.later(read)
+            self.steps, self.found = await self.reads.later(found)
             missing = "None of these steps was recorded. 0 shows all." if self.steps else "Nothing is recorded yet."
             self.problem = "No rollout to show." if self.found else missing
         except RecordError as error:

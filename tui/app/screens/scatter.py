@@ -150,20 +150,16 @@ class ScatterScreen(GrowingScreen):
         left = self.heading(f"{self.y} over {self.x}" if self.x else "scatter", width)
         return left, Line(p).add(count(cloud.rollouts, "rollout") if cloud is not None else "", p.muted)
 
-    def reread(self) -> None:
-        if self.is_attached:
-            self.run_worker(self._start(), group="scatter", exclusive=True)
-
-    async def _start(self) -> None:
+    async def read(self) -> None:
         query, grid, y = self.list_query, self._grid, self.y
         axes = [self.x] if self.x else ["tokens", "turns", "n"]
 
-        def read(reader: RunReader) -> tuple[list[str], Cloud]:
+        def found(reader: RunReader) -> tuple[list[str], Cloud]:
             clouds = (reader.rollouts.scatter(query, x, y, grid) for x in axes)
             return reader.rollouts.values(), next((c for c in clouds if c.cells), Cloud(Axis(axes[0]), Axis(y)))
 
         try:
-            self.names, cloud = await self.reads.later(read)
+            self.names, cloud = await self.reads.later(found)
         except RecordError as error:
             self.plot.show(None, str(error))
             return
