@@ -305,7 +305,7 @@ async def test_where_the_run_is_inside_its_step_at_every_width(own_runs: Path, s
     run.writer.flush(5)
     async with running(own_runs, Live(own_runs / "two"), size=size) as app:
         app.app.clock = lambda: time.time() + 3600
-        app.screen.frame.refresh_header()
+        app.screen.frame.refresh_lines()
         await app.pilot.pause()
         top = app.text.splitlines()[0]
         assert "rollouts 24/64" in top and "1 h ago" in top and ("step 2/50" if size[0] >= 80 else "2/50") in top

@@ -68,8 +68,9 @@ NAMES = [
 def framed(pane: Pane) -> Pane:
     """A pane that is on no screen and can be built all the same."""
     app = SimpleNamespace(palette=PALETTE, no_color=False, clock=lambda: 1e9)
-    canvas = SimpleNamespace(app=app, refresh=lambda *regions: None, post_message=lambda message: True)
-    pane.frame = canvas  # type: ignore[assignment]
+    frame = SimpleNamespace(app=app, post_message=lambda message: True)
+    frame.refresh = frame.refresh_lines = lambda *regions: None
+    pane.frame = frame  # type: ignore[assignment]
     return pane
 
 

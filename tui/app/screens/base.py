@@ -112,7 +112,6 @@ class AppScreen(Screen[Any]):
             if pane.active != (pane.name == name):
                 pane.active = pane.name == name
                 pane.changed()
-        self.frame.refresh_lines()
 
     def action_next_pane(self, by: int) -> None:
         names = [b.name for b in self.frame.boxes]

@@ -111,7 +111,6 @@ class BehaviorScreen(WindowKeys, GrowingScreen):
             self.found, self.problem = (), str(error)
         self.rows = rows_of(self.found) if any(b.rollouts for b in self.found) else ()
         self.table.put(self.rows, self.table.cursor)
-        self.frame.refresh_lines()
 
     def _columns(self, table: Table) -> Sequence[TableColumn]:
         p = self.palette

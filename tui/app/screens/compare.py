@@ -212,7 +212,6 @@ class CompareScreen(AppScreen):
     async def _start(self) -> None:
         configs = await asyncio.to_thread(lambda: [read_config(Path(r.path)) for r in self.runs])
         self.configs.put([r.id for r in self.runs], configs)
-        self.frame.refresh_lines()
         found: dict[str, None] = {}
         for run in self.runs:
             try:
@@ -232,7 +231,7 @@ class CompareScreen(AppScreen):
             return
         if not results:
             self.hint = f"grpo-tui eval {' '.join(run.id for run in self.runs)} compares them on tasks"
-            self.frame.refresh_header()
+            self.frame.refresh_lines()
             return
         self.evaluations.put(results, compared)
         self.flips = [(c, n) for c in compared for n in (*c.gained, *c.lost)]
@@ -314,7 +313,6 @@ class CompareScreen(AppScreen):
     def action_all_keys(self) -> None:
         self.configs.all_keys = not self.configs.all_keys
         self.configs.changed(keep_scroll=False)
-        self.frame.refresh_lines()
 
     def action_export(self) -> None:
         svg = self.app.export_screenshot(title="grpo-tui · compare")

@@ -276,7 +276,6 @@ class DiffScreen(PagedScreen):
                 await work()
         except (RecordError, LookupError) as error:
             self.body.put(None, str(error))
-        self.frame.refresh_lines()
 
     async def _choose(self, either: bool = False) -> None:
         if self.left is None:

@@ -130,7 +130,6 @@ class GroupsScreen(GrowingScreen, QueryList):
         self.total = total
         self.table.reset(total, position)
         self.table.deliver(position // PAGE * PAGE, rows)
-        self.frame.refresh_lines()
 
     async def read_page(self, offset: int, limit: int) -> Sequence[GroupRow]:
         def rows(groups: GroupList) -> Sequence[GroupRow]:

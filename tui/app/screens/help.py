@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rich.style import Style
 
 from ..bindings import EVERYWHERE, HELP, SCREEN_TITLES, helps
@@ -21,14 +19,9 @@ FILTER_HELP = (
 class HelpPane(Pane):
     """Keys and their effects in two columns."""
 
-    def __init__(self, about: str, on_scroll: Callable[[], None]) -> None:
+    def __init__(self, about: str) -> None:
         super().__init__("help")
         self.about = about
-        self._on_scroll = on_scroll
-
-    def scroll_line_to(self, top: int) -> None:
-        super().scroll_line_to(top)
-        self._on_scroll()
 
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
@@ -71,10 +64,9 @@ class HelpScreen(AppScreen):
 
     def __init__(self, about: str) -> None:
         super().__init__()
-        self.about = about if about in SCREEN_TITLES and about != HELP else "runs"
+        self.pane = HelpPane(about if about in SCREEN_TITLES and about != HELP else "runs")
 
     def panes(self) -> list[Pane]:
-        self.pane = HelpPane(self.about, lambda: self.frame.refresh_status())
         return [self.pane]
 
     def status(self, width: int) -> Line:

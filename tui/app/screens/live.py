@@ -177,7 +177,6 @@ class LiveScreen(ChartKeys, RequestKeys):
         self._want(replace(inputs, writing=writing, empty=self._empty(shown)))
         self.alerts.put(found)
         self.tell_answers(shown.asked)
-        self.frame.refresh_lines()
 
     def _empty(self, shown: Reading) -> frozenset[str]:
         """Return the empty panels of one of our own runs. The other panels take their room."""
@@ -221,7 +220,6 @@ class LiveScreen(ChartKeys, RequestKeys):
 
     def action_next_text(self, by: int) -> None:
         self.writing.step(by)
-        self.frame.refresh_lines()
 
     def action_open(self) -> None:
         if self._active == "writing" and not self.wanted.whole:

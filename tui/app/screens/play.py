@@ -137,7 +137,6 @@ class PlayScreen(ReadingScreen):
 
         self.conversation.running = False
         self.conversation.put(None, 0, look(self.run_path).error or "the process has ended")
-        self.frame.refresh_lines()
 
     def _arrived(self, event: Event) -> None:
         from ....engine.launch.play import Continuation, Refusal
@@ -150,7 +149,6 @@ class PlayScreen(ReadingScreen):
         else:
             self._show(event)
         self.frame.replan()
-        self.frame.refresh_lines()
 
     def _continued(self, event: Continuation) -> None:
         if not self._model_text and not self.is_wide:

@@ -51,7 +51,7 @@ class QueryList(AppScreen):
             return await self.read_page(offset, limit)
         except RecordError as error:
             self.problem = str(error)
-            self.frame.refresh_header()
+            self.frame.refresh_lines()
             return None
 
     async def read_page(self, offset: int, limit: int) -> Sequence[object]:
@@ -139,9 +139,6 @@ class QueryList(AppScreen):
         kept = self.shell.memory.run(self.reads.path.name).setdefault(what, [])
         del kept[:-_REMEMBERED]
         return kept
-
-    def on_table_moved(self, message: Table.Moved) -> None:
-        self.frame.refresh_header()
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
         match message.what:

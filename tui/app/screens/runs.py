@@ -176,7 +176,6 @@ class RunsScreen(AppScreen):
         self.table.put(self.rows, position)
         self._show_card()
         self.marks = [m for m in self.marks if m in self.all]
-        self.frame.refresh_lines()
 
     def _empty(self) -> list[str]:
         if self.problem:
@@ -243,7 +242,6 @@ class RunsScreen(AppScreen):
             self.marks.append(path)
         self.table.repaint()
         self.table.move_by(1)
-        self.frame.refresh_header()
 
     def action_compare(self) -> None:
         if len(self.marks) < 2:

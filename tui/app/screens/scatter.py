@@ -172,7 +172,6 @@ class ScatterScreen(GrowingScreen):
         first = cloud.cells.get(self.plot.cursor) if cloud is not None else None
         rows = self.reads.now.rollouts.rows([first[1]]) if first is not None else []
         self.preview.put(rows[0] if rows else None)
-        self.frame.refresh_lines()
 
     # -- keys ---------------------------------------------------------------------------------------------------
 

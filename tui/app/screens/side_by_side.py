@@ -225,7 +225,6 @@ class SideBySideScreen(PagedScreen):
         shown = self.rows[self.first : self.first + self.columns]
         for pane in (self.heads, self.bodies):
             pane.put(shown, self.cursor - self.first, self.records)
-        self.frame.refresh_lines()
         missing = [row.n for row in shown if row.n not in self.records]
         if missing:
             self.run_worker(self._read(missing), group="texts", exclusive=True)

@@ -150,7 +150,6 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
 
     def show_reading(self) -> None:
         self.text.put(None, 0)
-        self.frame.refresh_lines()
 
     def show_rollout(self) -> None:
         opened, step = self.cursor.opened, self.step
@@ -191,7 +190,6 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         if record is not self._planned:  # panes next to the text get as many rows as they have lines
             self._planned = record
             self.frame.replan()
-        self.frame.refresh_lines()
 
     def _show_tokens(self) -> None:
         tokens, symbols, problem, bodies = None, [], "", self.reads.now.bodies
@@ -242,7 +240,6 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         else:
             for panel in (self.text, self.conversation):
                 panel.toggle_raw()
-        self.frame.refresh_lines()
 
     # -- view keys ----------------------------------------------------------------------------------------------
 
@@ -250,9 +247,7 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         if self._body != "tokens":
             self.tokens.mode = 0
             self._show_body("tokens")
-        elif self.tokens.next_mode():
-            self.frame.refresh_lines()
-        else:
+        elif not self.tokens.next_mode():
             self._show_body("step")
 
     def action_mismatch(self) -> None:
@@ -260,9 +255,7 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         if self._body != "tokens":
             self._show_body("tokens")
             self.frame.boxes  # noqa: B018  places the pane, whose size determines its scroll position
-        if self.tokens.next_worst():
-            self.frame.refresh_lines()
-        else:
+        if not self.tokens.next_worst():
             self.say("This trajectory has no recorded log-probs of sampler and trainer.")
 
     def action_conversation(self) -> None:

@@ -268,7 +268,6 @@ class TimelineScreen(AppScreen):
         self.steps = steps
         self.frame.replan()
         self.table.reset(len(steps), len(steps) - 1 if newest else self.table.cursor)
-        self.frame.refresh_lines()
 
     async def _page(self, offset: int, limit: int) -> Sequence[Timings]:
         steps = self.steps[offset : offset + limit]
@@ -298,7 +297,6 @@ class TimelineScreen(AppScreen):
         row = self.table.current
         if not isinstance(row, Timings) or self.phases.timings is None or self.phases.timings.step != row.step:
             self.phases.put(row)
-        self.frame.refresh_header()
         if isinstance(row, Timings):
             self.run_worker(self._servers(row), group="servers", exclusive=True)
 

@@ -74,7 +74,6 @@ class HistogramKeys(QueryList):
         if (query, column) == (self.list_query, self.counted):
             self.shown = shown if bins else column
             self.histogram.put(list(bins), chosen, VALUES[self.shown])
-            self.frame.refresh_lines()
 
     def action_histogram(self) -> None:
         self.histogram_wanted = not self.histogram_wanted
@@ -215,18 +214,16 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
             self.table.reset(total, position)
             if rows:
                 self.table.deliver(position // PAGE * PAGE, rows)
-            self.frame.refresh_lines()
             if not total.exact:
                 total = await self.reads.later(lambda r: r.rollouts.count(query))
         except RecordError as error:
             self.problem, self.total = str(error), Count.of(0)
             self.table.reset(0)
-            self.frame.refresh_lines()
             return
         if total is not self.total:
             self.total = total
             self.table.grow_to(total)
-            self.frame.refresh_header()
+            self.frame.refresh_lines()
         await self.read_bins()
 
     async def _poll(self) -> None:
@@ -237,11 +234,10 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
             value = self.value
             if value is not None and not value.ended and value.put(*await self.reads.later(value.read)):
                 self.frame.replan()
-                self.frame.refresh_lines()
             pending = await self.reads.later(lambda r: r.pending(query))
             before, self.pending = self.pending, pending
             if pending != before:
-                self.frame.refresh_header()
+                self.frame.refresh_lines()
             if (query.search and not before) or query.descending or query.sort != "n":
                 return
             total = await self.reads.later(lambda r: r.rollouts.count(query))
@@ -258,7 +254,6 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
                     await self.read_bins()
             else:
                 self._read(min(self.table.cursor, max(0, total - 1)))
-            self.frame.refresh_header()
 
     def _empty(self) -> list[str]:
         ways = ["", "f changes the filter · / the search · c clears both"]
@@ -298,7 +293,7 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
         self.following = not self.following
         if self.following:
             self.action_last()
-        self.frame.refresh_header()
+        self.frame.refresh_lines()
 
     def action_live(self) -> None:
         self.shell.open(Live(self.reads.path))

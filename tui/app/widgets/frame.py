@@ -137,16 +137,12 @@ class Frame(Widget):
         self.boxes  # noqa: B018  places them
         self.refresh()
 
-    def refresh_header(self) -> None:
-        self.refresh(Region(0, 0, self.size.width, 1))
-
-    def refresh_status(self) -> None:
-        self.refresh(Region(0, self.size.height - 1, self.size.width, 1))
-
     def refresh_lines(self) -> None:
+        """Paint the border lines again, as every change of a pane does."""
         width, height = self.size
-        lines = {0, height - 1} | {box.y for box in self.boxes}
-        self.refresh(*(Region(0, y, width, 1) for y in sorted(lines)))
+        if width:
+            lines = {0, height - 1} | {box.y for box in self.boxes}
+            self.refresh(*(Region(0, y, width, 1) for y in sorted(lines)))
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Render a region without Textual's styling pass, which nothing here needs."""

@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.strip import Strip
-from textual.widget import Widget
 
 from ... import text as literally
 from ..theme import Palette
+
+if TYPE_CHECKING:
+    from .frame import Frame
 
 Hit = tuple[int, int, object]
 """`[start, end)` in cells and the target of a click there."""
@@ -161,7 +163,7 @@ class Pane:
 
     def __init__(self, name: str = "") -> None:
         self.name = name or self.name
-        self.frame: Widget | None = None
+        self.frame: Frame | None = None
         self.region = Region()
         self.top = 0
         self.active = False
@@ -198,10 +200,12 @@ class Pane:
         """Handle a new size or place of the pane."""
 
     def refresh(self, *regions: Region) -> None:
-        if self.shown:
-            assert self.frame is not None
-            parts = [r.translate(self.region.offset) for r in regions] if regions else [self.region]
-            self.frame.refresh(*parts)
+        """Paint parts of the pane again, and the border lines: titles, header and hints may show what has changed."""
+        if self.frame is not None:
+            if self.shown:
+                parts = [r.translate(self.region.offset) for r in regions] if regions else [self.region]
+                self.frame.refresh(*parts)
+            self.frame.refresh_lines()
 
     def repaint(self) -> None:
         self._strips.clear()
@@ -224,6 +228,8 @@ class Pane:
         other = [y for y in range(height) if before.get(y) != self.line_at(y)]
         if other:
             self.refresh(*(Region(0, y, width, 1) for y in other))
+        elif self.frame is not None:
+            self.frame.refresh_lines()
 
     @property
     def lines(self) -> Sequence[Line]:
