@@ -73,11 +73,6 @@ class ToolSpec:
     final: bool = False
 
     @property
-    def requires(self) -> tuple[str, ...]:
-        """Kinds of resource that must exist before this tool may be called."""
-        return tuple(dict.fromkeys(a.refers_to for a in self.arguments if a.refers_to and a.required))
-
-    @property
     def schema(self) -> dict[str, object]:
         """The tool as `{"type": "function", "function": {...}}`, as chat templates take it."""
         parameters = {
