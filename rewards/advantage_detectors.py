@@ -89,8 +89,9 @@ def advantage_scale(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
 def _off_centre(batches: Sequence[Batch]) -> list[Finding]:
     """Find advantages whose mean is far from 0: the baseline is not the mean of the same rewards."""
     latest = newest(batches)
-    rollouts = [r for r in rollouts_of(latest) if abs(r.advantage or 0.0) > SAME]
-    if len(rollouts) < 4 * ENOUGH:
+    kept = [r for r in rollouts_of(latest) if r.cut or not r.masked]  # a setting may mask cut rollouts
+    rollouts = [r for r in kept if abs(r.advantage or 0.0) > SAME]
+    if len(rollouts) < 4 * ENOUGH or 2 * len(kept) <= len(rollouts_of(latest)):  # a wrong mask is not the baseline
         return []
     mean = fmean(r.advantage or 0.0 for r in rollouts)
     share = abs(mean) / math.sqrt(fmean((r.advantage or 0.0) ** 2 for r in rollouts))

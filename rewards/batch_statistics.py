@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
-from .batches import Batch, RolloutSummary
+from .batches import Batch, HeldOut, RolloutSummary
 
 SAME = 1e-9
 """Rewards that differ by less count as equal."""
@@ -22,6 +22,11 @@ ERRORS = 2.0
 """Standard errors of a significant fall."""
 _VARIANCE = ""
 """The key for the sum of A_i^2. No component has this name."""
+
+HELD_OUT_ERRORS = 4.0
+"""Standard errors of a difference to or between evaluations. The false-alarm rate is 6 in 100,000 evaluations."""
+GAP = 0.2
+"""Minimum relevant difference in success."""
 
 
 def halves(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch]]:
@@ -150,3 +155,21 @@ def fell(before: tuple[int, int], after: tuple[int, int], errors: float = ERRORS
     pooled = (a + b) / (n + m)
     error = math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m))
     return a / n - b / m > errors * error > 0
+
+
+def held_out_fell(batches: Sequence[Batch]) -> tuple[float, float] | None:
+    """Return the best and the latest success on held-out tasks if it fell significantly, else None."""
+    known = [b.held_out for b in batches if b.held_out is not None and b.held_out.success is not None]
+    if not known or known[-1] is not batches[-1].held_out:
+        return None
+    best, latest = max(known, key=lambda e: e.success or 0.0), known[-1]
+    start, end = best.success or 0.0, latest.success or 0.0
+    error = math.sqrt(variance_of(best) + variance_of(latest))
+    return (start, end) if start - end > max(GAP, HELD_OUT_ERRORS * error) else None
+
+
+def variance_of(evaluation: HeldOut) -> float:
+    """Return the variance of a success rate, with one success and one failure added (Agresti and Coull)."""
+    n = len(evaluation.rollouts) + 2
+    p = ((evaluation.success or 0.0) * (n - 2) + 1) / n
+    return p * (1 - p) / n

@@ -76,12 +76,16 @@ class RolloutSummary:
     """The mean entropy of the trained policy at the same tokens, in nats; None: not in the loss, or not recorded."""
     masked: bool = False
     """The rollout was in the batch, but the loss masked all its tokens."""
+    in_loss: bool | None = None
+    """Whether the loss has terms of the rollout; False: training selected it, but the loss has none; None: unknown."""
     used: float | None = None
     """The mean advantage of its tokens as used in the loss; None: unknown."""
     unread: float | None = None
     """Share of the prompt's words that are missing from the tokens before the first turn; None: unknown."""
     unwritten: float | None = None
     """Share of the turns' words that are missing from the tokens from the first turn on; None: unknown."""
+    observed: int | None = None
+    """A hash of the observations, which differs between processes; None: unknown, or with images."""
 
     @property
     def weighted(self) -> bool:
@@ -189,6 +193,7 @@ def rollout_of(
     surprise: float | None = None,
     entropy: float | None = None,
     masked: bool = False,
+    in_loss: bool | None = None,
     used: float | None = None,
     read: tuple[str, str] | None = None,
 ) -> RolloutSummary:
@@ -230,9 +235,11 @@ def rollout_of(
         surprise,
         entropy / tokens if entropy is not None and 0 < tokens <= written and not masked else None,
         masked,
+        in_loss,
         used,
         None if read is None else _unread(trajectory.prompt, read[0]),
         None if read is None else _unread("\n".join(s.text for s in trajectory.steps), read[1]),
+        None if trajectory.images or trajectory.seen else hash(tuple(s.observation for s in trajectory.steps)),
     )
 
 

@@ -14,7 +14,17 @@ from statistics import fmean, variance
 
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
-from .batch_statistics import fell, groups_of, mean_total, spread_of, total_of
+from .batch_statistics import (
+    GAP,
+    HELD_OUT_ERRORS,
+    fell,
+    groups_of,
+    held_out_fell,
+    mean_total,
+    spread_of,
+    total_of,
+    variance_of,
+)
 from .batches import Batch, HeldOut, RolloutSummary
 from .detectors import Finding, detector, ids_of
 
@@ -22,10 +32,6 @@ NEAR = 3
 """Training steps to compare with an evaluation."""
 TASKS = 16
 """Minimum tasks on each side."""
-Z = 4.0
-"""Standard errors of a difference. The false-alarm rate is 6 in 100,000 evaluations."""
-GAP = 0.2
-"""Minimum relevant difference in success."""
 LEAK = 0.3
 """Minimum difference in the share of prompts that contain their answer."""
 WORDS = 4
@@ -48,9 +54,9 @@ def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     if first is latest or len(groups) < TASKS or first.success is None or latest.success is None:
         return []
     gap = fmean(groups) - latest.success
-    error = math.sqrt(variance(groups) / len(groups) + _variance(latest))
-    better = latest.success - first.success > 2 * math.sqrt(_variance(first) + _variance(latest))
-    if abs(gap) <= max(GAP, Z * error):
+    error = math.sqrt(variance(groups) / len(groups) + variance_of(latest))
+    better = latest.success - first.success > 2 * math.sqrt(variance_of(first) + variance_of(latest))
+    if abs(gap) <= max(GAP, HELD_OUT_ERRORS * error):
         return []
     problem = (
         "the policy does not generalise from its training tasks: look for a wrong grader, answers in the prompts, and "
@@ -71,22 +77,20 @@ def held_out_gap(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 def reward_against_success(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a reward that rises while held-out success falls: it was wrong from the start. If training verdicts are
     known, `held_out_gap` compares them instead."""
-    latest = _evaluation(batches[-1])
-    best = max((_evaluation(b) for b in batches), key=lambda e: e.success or 0.0)
     known = any(r.correct is not None for b in batches for r in b.rollouts)
-    if known or len(batches) < 2 * NEAR or latest.success is None or best.success is None:
+    if known or len(batches) < 2 * NEAR or (fell_from := held_out_fell(batches)) is None:
         return []
     before, after = mean_total(batches[:NEAR]), mean_total(batches[-NEAR:])
-    fall, error = best.success - latest.success, math.sqrt(_variance(best) + _variance(latest))
-    if after - before <= limits.reward_rise * spread_of(batches) or fall <= max(GAP, Z * error):
+    if after - before <= limits.reward_rise * spread_of(batches):
         return []
+    best, latest = fell_from
     evidence = sorted(batches[-1].rollouts, key=total_of, reverse=True)
     message = (
         f"the reward pays for something other than the task: compare {evidence[0].text[-60:]!r}, which earns "
-        f"{total_of(evidence[0]):.2g}, with a right answer. The mean reward rose from {before:.2g} to {after:.2g}, and "
-        f"success on held-out tasks fell from {best.success:.0%} to {latest.success:.0%}."
+        f"{total_of(evidence[0]):.4g}, with a right answer. The mean reward rose from {before:.2g} to {after:.2g}, and "
+        f"success on held-out tasks fell from {best:.0%} to {latest:.0%}."
     )
-    return [Finding(message, fall, GAP, ids_of(evidence), began=batches[0].step)]
+    return [Finding(message, best - latest, GAP, ids_of(evidence), began=batches[0].step)]
 
 
 @detector(need.PROMPTS, need.ANSWERS, need.HELD_OUT)
@@ -158,7 +162,7 @@ def _more_often(hits: int, total: int, usual: int, others: int) -> bool:
     """Return whether training prompts have a property significantly more often than held-out ones."""
     if min(total, others) < TASKS or hits / total - usual / others <= LEAK:
         return False
-    return fell((hits, total), (usual, others), Z)
+    return fell((hits, total), (usual, others), HELD_OUT_ERRORS)
 
 
 @detector(need.PROMPTS, need.HELD_OUT)
@@ -208,13 +212,6 @@ def _batches_near(batches: Sequence[Batch], evaluation: HeldOut) -> Sequence[Bat
         return ()
     groups = len({r.group for r in batches[-1].rollouts})
     return batches[-max(NEAR, math.ceil(TASKS / max(groups, 1))) :]
-
-
-def _variance(evaluation: HeldOut) -> float:
-    """Return the variance of a success rate, with one success and one failure added (Agresti and Coull)."""
-    n = len(evaluation.rollouts) + 2
-    p = ((evaluation.success or 0.0) * (n - 2) + 1) / n
-    return p * (1 - p) / n
 
 
 def _of_training(batches: Sequence[Batch]) -> Prompts:

@@ -82,7 +82,7 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
     success = f"success is {fmean(bool(r.correct) for b in after for r in b.rollouts):.0%}"
     if not known:
         best_total = max(r.total or 0.0 for r in last)
-        success = f"success is unknown: the best answer of the last step earns {best_total:.2g}"
+        success = f"success is unknown: the best answer of the last step earns {best_total:.4g}"
     message = (
         f"the reward pays for a phrase, not for the task: {_quoted(evidence, phrase)}. {share:.0%} of "
         f"{'wrong ' * known}answers contain it ({initial:.0%} at first). In {len(batches)} steps their reward rose by "

@@ -199,16 +199,20 @@ def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
     more = [r for r in rollouts if r.tokens > r.written > 0]
     less = [r for r in rollouts if r.written - r.tokens > (r.turns or 1)]
     masked = [r for r in rollouts if r.masked and not r.cut]  # a setting may mask cut rollouts
+    lost = [r for r in rollouts if r.in_loss is False]
+    steps = [b.step or 0 for b in batches[-2:]]  # if updates share rollouts, each has only some, and steps have gaps
+    lost = lost if steps[-1] - steps[0] == 1 and any(r.in_loss for r in rollouts_of(batches[-STEPS:])) else []
     unended = [r for r in rollouts if r.written - r.tokens == (r.turns or 1)]  # one missing token per turn
     for name, hit, problem, limit in (
         ("trained_tokens", more, "includes tokens that the agent did not write: mask them", 0.5),
         ("untrained_tokens", less, "leaves out tokens that the agent wrote: check the mask", 0.5),
         ("untrained_tokens", masked, "leaves out whole rollouts that no limit cut: check the mask", 0.5),
+        ("untrained_tokens", lost, "leaves out rollouts that training selected: check how its rows are made", 0.5),
         ("untrained_tokens", unended, "leaves out the end of turns, so the policy does not learn to stop", UNENDED),
     ):
         share = len(hit) / len(rollouts)
         if share > limit:
-            difference = fmean(r.written if r.masked else abs(r.tokens - r.written) for r in hit)
+            difference = fmean(r.written if r.masked or r.in_loss is False else abs(r.tokens - r.written) for r in hit)
             message = (
                 f"the loss {problem}. {len(hit):,} of {len(rollouts):,} rollouts are affected, by {difference:.0f} "
                 "tokens on average."
@@ -234,7 +238,8 @@ def surprising_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list
         b.metrics.get(metric.REPLAY_SHARE) for b in recent
     ):  # the entropy is that of replayed rollouts
         return []
-    selected = not known and any(r.entropy is not None for r in rollouts_of(batches))
+    every = rollouts_of(batches)  # rollouts outside the loss are not like the others
+    selected = any(r.masked for r in every) or (not known and any(r.entropy is not None for r in every))
     limit_above, limit_below = EXCESS if known else EXCESS_OF_STEP
     entropies = [(r, r.entropy if known else b.metrics[metric.ENTROPY]) for b in recent for r in b.rollouts]
     excess = [(r, h) for r, h in entropies if h is not None and r.surprise is not None]
@@ -338,7 +343,7 @@ def correlation_within(
     given: a third number, whose linear effect on both is removed (partial correlation). scaled: divide numbers by their
     deviation within the group, so that all groups count equally.
     """
-    columns = [_within(groups, number, scaled) for number in (x, y, *([given] if given is not None else []))]
+    columns = [within(groups, number, scaled=scaled) for number in (x, y, *([given] if given is not None else []))]
     for column in columns[2:]:
         square = math.fsum(c * c for c in column)
         for i in range(2) if square > SAME else ():
@@ -350,10 +355,10 @@ def correlation_within(
     return math.fsum(a * b for a, b in zip(*columns[:2], strict=True)) / math.sqrt(squares[0] * squares[1])
 
 
-def _within(
-    groups: Iterable[Sequence[RolloutSummary]], number: Callable[[RolloutSummary], float], scaled: bool
+def within(
+    groups: Iterable[Sequence[RolloutSummary]], number: Callable[[RolloutSummary], float], *, scaled: bool = False
 ) -> list[float]:
-    """Return each rollout's number minus the mean of its group."""
+    """Return each rollout's number minus the mean of its group. scaled: divide it by the deviation there."""
     found: list[float] = []
     for group in groups:
         values = [number(r) for r in group]

@@ -6,18 +6,29 @@ No torch, no numpy.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, stdev
 
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
-from .batch_statistics import deviation, groups_of
+from .batch_statistics import (
+    ERRORS,
+    deviation,
+    groups_of,
+    halves,
+    held_out_fell,
+    mean_total,
+    rollouts_of,
+    spread_of,
+)
 from .batches import Batch, RolloutSummary
-from .detectors import Finding, Severity, detector, ids_of, improvement
-from .record_detectors import ENOUGH, STEPS, correlation_within, goal
+from .detectors import SLIP, Finding, Severity, detector, ids_of, improvement
+from .record_detectors import ENOUGH, STEPS, Z, correlation_within, goal, within
+from .verdict_detectors import is_expected
 
 FOLLOWS = 0.7
 """Minimum correlation of reward and length, or reward and repetition, within groups."""
@@ -29,6 +40,8 @@ REPEATED, REPEATED_RISE = 0.4, 0.25
 """Mean share of repeated words in a text, and its rise."""
 COPIED, COPIED_RISE = 0.5, 0.25
 """Mean share of a prompt's words in its text, and its rise."""
+SPREAD, SPREAD_RISE = 0.5, 0.3
+"""Share of texts with a word that is paid for, and its rise."""
 WORDS = 4
 """Minimum words of a text to measure repetition."""
 ONE = 0.8
@@ -45,23 +58,81 @@ LEAST_KL = 0.05
 
 @detector(need.REWARDS, need.LENGTHS, steps=STEPS + 1)
 def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find a reward that follows length within groups while texts become longer, or the reverse."""
+    """Find a reward that follows length within groups, or among their right answers, while texts become longer, or the
+    reverse. It is a hint if the length explains part of the reward and held-out success does not fall."""
     first, last = (fmean(r.tokens for r in b.rollouts) for b in (batches[0], batches[-1]))
     side = 1 if last >= GROWTH * first else -1 if GROWTH * last <= first else 0
-    correlation = side and _paid(batches, lambda r: side * r.tokens)
-    if correlation <= FOLLOWS or improvement(_with_success(batches), limits):
-        return []
-    if correlation <= side * _paid(batches, _repeated):
+    known = _with_success(batches)
+    better = improvement(known, limits)
+    correlation, (beside, share) = side and _paid(batches, lambda r: side * r.tokens), _paid_beside(batches, side)
+    follows, of = correlation > FOLLOWS and not better, "groups"
+    if not follows:
+        correlation, of = beside, "the right answers of groups"
+    grave = bool(known) and beside > FOLLOWS and share > limits.advantage_share and not better
+    grave = grave or (follows and (_explained_by_length(batches) > ALONE or held_out_fell(batches) is not None))
+    if correlation <= max(FOLLOWS, side * _paid(batches, _repeated)):
         return []
     ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: -side * r.tokens))
-    alone = _explained_by_length(batches) > ALONE
-    advice = "reward only right answers" if alone else "this is a fault unless such answers are better"
+    advice = "reward only right answers" if grave else "this is a fault unless such answers are better"
     message = (
-        f"the reward pays for {'length' if side > 0 else 'short texts'}: {advice}. Within groups its correlation with "
+        f"the reward pays for {'length' if side > 0 else 'short texts'}: {advice}. Within {of} its correlation with "
         f"the length is {side * correlation:.2f}, and the mean length went from {first:.3g} to {last:.3g} tokens."
     )
-    severity: Severity = "warning" if alone else "hint"
+    severity: Severity = "warning" if grave else "hint"
     return [Finding(message, correlation, FOLLOWS, ids, severity=severity, began=batches[0].step)]
+
+
+@detector(need.REWARDS, need.TEXTS, reports="reward_hack", steps=STEPS + 1)
+def paid_word(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find a word that explains most of a rising reward, because it spreads and texts with it earn more than others of
+    their group, if success is unknown. The task may require it, so this is a hint unless answers do not get better."""
+    rollouts, (before, after) = rollouts_of(batches), halves(batches)
+    rise = mean_total(after) - mean_total(before)
+    if any(r.correct is not None for r in rollouts) or rise <= limits.reward_rise * spread_of(batches):
+        return []
+    answers = {word for r in rollouts for word in _words(r.expected or "")}
+    first, last, early, late = (_word_shares(part) for part in (batches[:1], batches[-1:], before, after))
+    paid = dict[str, tuple[float, float]]()
+    for word in {w for w, share in last.items() if share >= SPREAD and share - first[w] >= SPREAD_RISE} - answers:
+        gains = _gains(groups_of(rollouts), word)
+        if len(gains) >= ENOUGH and fmean(gains) > Z * stdev(gains) / math.sqrt(len(gains)):
+            paid[word] = fmean(gains) * (late[word] - early[word]), fmean(gains)
+    word = max(sorted(paid), key=lambda w: paid[w], default="")
+    if not word or paid[word][0] <= rise / 2:
+        return []
+    right = [fmean(map(is_expected, rollouts_of(half))) for half in (before, after)]
+    known = min(right) > 0
+    worse = known and right[1] - right[0] <= limits.success_rise
+    advice = "let only right answers earn it" if worse else "this is a fault unless the task requires it"
+    answered = f", and the share of expected answers went from {right[0]:.0%} to {right[1]:.0%}" * known
+    message = (
+        f"the reward pays for the word {word!r}: {advice}. {last[word]:.0%} of the texts contain it ({first[word]:.0%} "
+        f"at first), and within groups they earn {paid[word][1]:.2g} more. In {len(batches)} steps the mean reward "
+        f"rose by {rise:.2g}{answered}."
+    )
+    ids, severity = ids_of(r for r in batches[-1].rollouts if word in _words(r.text)), "warning" if worse else "hint"
+    return [Finding(message, last[word], SPREAD, ids, word, severity, began=batches[0].step)]
+
+
+def _gains(groups: Sequence[Sequence[RolloutSummary]], word: str) -> list[float]:
+    """Return, for each group with texts with and without a word, how much more those with it earn."""
+    found = list[float]()
+    for group in groups:
+        sides = [[r.total or 0.0 for r in group if (word in _words(r.text)) is side] for side in (True, False)]
+        if all(sides):
+            found.append(fmean(sides[0]) - fmean(sides[1]))
+    return found
+
+
+def _word_shares(batches: Sequence[Batch]) -> Counter[str]:
+    """Return the share of texts with each word."""
+    texts = [_words(r.text) for r in rollouts_of(batches)]
+    counts = Counter(word for text in texts for word in text)
+    return Counter({word: times / len(texts) for word, times in counts.items()})
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text))
 
 
 @detector(need.TEXTS)
@@ -82,7 +153,9 @@ def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         f"the policy repeats itself, {evidence}: {worst[0].text[:60]!r}. {series[-1]:.0%} of the words in a text are "
         f"repeats, up from {series[lowest]:.0%} within {len(batches)} steps."
     )
-    return [Finding(message, series[-1], REPEATED, ids_of(worst), began=batches[0 if paid else lowest + 1].step)]
+    severity: Severity = "hint" if not paid and _unharmed(_with_success(batches)) else "warning"
+    began = batches[0 if paid else lowest + 1].step
+    return [Finding(message, series[-1], REPEATED, ids_of(worst), severity=severity, began=began)]
 
 
 @detector(need.REWARDS, need.TEXTS, need.PROMPTS, steps=STEPS)
@@ -205,6 +278,15 @@ def _with_success(batches: Sequence[Batch]) -> list[Batch]:
     return [b for b in batches if any(r.correct is not None for r in b.rollouts)]
 
 
+def _unharmed(batches: Sequence[Batch]) -> bool:
+    """Return whether success falls by less than `SLIP` from the earlier half to the later, with two standard errors."""
+    earlier, later = ([float(bool(r.correct)) for r in rollouts_of(half)] for half in halves(batches))
+    if not earlier or not later:
+        return False
+    error = math.sqrt(sum(deviation(side) ** 2 / len(side) for side in (earlier, later)))
+    return fmean(earlier) - fmean(later) + ERRORS * error < SLIP
+
+
 def _repeated(rollout: RolloutSummary) -> float:
     """Return the share of repeated words."""
     words = rollout.text.split()
@@ -222,6 +304,23 @@ def _explained_by_length(batches: Sequence[Batch]) -> float:
     rewards = [goal(r) for r in sorted((r for b in batches for r in b.rollouts), key=lambda r: r.tokens)]
     variance = deviation(rewards) ** 2
     return 1 - fmean((b - a) ** 2 for a, b in pairwise(rewards)) / (2 * variance) if variance > 0 else 0.0
+
+
+def _paid_beside(batches: Sequence[Batch], side: int) -> tuple[float, float]:
+    """Return the correlation of reward and length (negative length: side -1) within the right answers of groups, and
+    the length's share of the advantage's variance: with b the slope there, and R and L reward and length minus their
+    means in the group, b sum R L / sum R^2."""
+    groups = groups_of(r for b in batches for r in b.rollouts)
+    right = groups_of(r for b in batches for r in b.rollouts if (is_expected(r) if r.correct is None else r.correct))
+    lengths, rewards = within(right, lambda r: side * r.tokens), within(right, goal)
+    square = math.fsum(x * x for x in lengths)
+    correlation = correlation_within(right, lambda r: side * r.tokens, goal)
+    if correlation is None:
+        return 0.0, 0.0
+    slope = math.fsum(x * y for x, y in zip(lengths, rewards, strict=True)) / square
+    lengths, rewards = within(groups, lambda r: side * r.tokens), within(groups, goal)
+    shared = math.fsum(x * y for x, y in zip(lengths, rewards, strict=True))
+    return correlation, slope * shared / math.fsum(y * y for y in rewards)
 
 
 def _paid(batches: Sequence[Batch], feature: Callable[[RolloutSummary], float]) -> float:

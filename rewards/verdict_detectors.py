@@ -12,7 +12,7 @@ from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batch_statistics import SAME, deviation, groups_of, rollouts_of, total_of
 from .batches import Batch, RolloutSummary
-from .detectors import SOLVED, Finding, detector, ids_of
+from .detectors import SOLVED, Finding, Severity, detector, ids_of
 from .record_detectors import ENOUGH, ORDERED, STEPS, Z, correlation_within, goal, newest
 
 NOISE = 0.1
@@ -36,11 +36,11 @@ NOTHING = 256
 
 @detector(need.TEXTS, need.TASKS, need.REWARDS)
 def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find equal answers to one task with different rewards. Only single turns count, because tool results may vary."""
-    earned: dict[tuple[str, str], list[RolloutSummary]] = defaultdict(list)
+    """Find equal answers to one task with different rewards. In several turns, observations must be equal, too."""
+    earned: dict[tuple[object, ...], list[RolloutSummary]] = defaultdict(list)
     for r in rollouts_of(newest(batches)):
-        if r.turns in (1, None) and not (r.failed or r.call_failed):
-            earned[r.task, r.text].append(r)
+        if (r.turns in (1, None) or r.observed is not None) and not (r.failed or r.call_failed):
+            earned[r.task, r.text, r.tokens, r.answer, r.observed].append(r)
     repeated = [same for same in earned.values() if len(same) > 1]
     rewards = [goal(r) for same in earned.values() for r in same]
     tolerance = max(SAME, SLIGHT * deviation(rewards)) if rewards else SAME
@@ -52,7 +52,7 @@ def noisy_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     missing = sorted(set(high.contributions) ^ set(low.contributions))
     cause = f", because {missing[0]} has no score for one of them" if missing else ""
     message = (
-        f"the reward is noisy: the same answer to the same task earns {goal(low):.2g} and {goal(high):.2g}{cause}. "
+        f"the reward is noisy: the same answer to the same task earns {goal(low):.4g} and {goal(high):.4g}{cause}. "
         f"{len(noisy):,} of {len(repeated):,} repeated answers earn different rewards."
     )
     return [Finding(message, share, NOISE, ids_of((low, high)), began=newest(batches)[0].step)]
@@ -103,13 +103,13 @@ def reward_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
 @detector(need.ANSWERS, need.SUCCESS)
 def rejected_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find answers that equal the expected one but count as wrong."""
-    equal = list(filter(_is_expected, rollouts_of(newest(batches))))
+    equal = list(filter(is_expected, rollouts_of(newest(batches))))
     wrong = [r for r in equal if r.correct is False]
     share = len(wrong) / len(equal) if equal else 0.0
     if len(equal) < ENOUGH or share <= CONTRADICTED:
         return []
     message = (
-        f"right answers count as wrong: {wrong[0].answer!r} is expected and earns {wrong[0].total or 0:.2g}. "
+        f"right answers count as wrong: {wrong[0].answer!r} is expected and earns {wrong[0].total or 0:.4g}. "
         f"{len(wrong):,} of {len(equal):,} answers that equal the expected one count as wrong."
     )
     return [Finding(message, share, CONTRADICTED, ids_of(wrong), began=newest(batches)[0].step)]
@@ -121,7 +121,7 @@ def rejected_form(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     more often than they end with another's."""
     rollouts = rollouts_of(newest(batches))
     least, most = min(map(goal, rollouts)), max(map(goal, rollouts))
-    ends = [r for r in rollouts if not _is_expected(r) and _ends_with(r.text, r.expected)]
+    ends = [r for r in rollouts if not is_expected(r) and _ends_with(r.text, r.expected)]
     right = any(goal(r) > least if r.correct is None else r.correct for r in ends)
     if len(ends) < ENOUGH or right or least == most > 0:
         return []
@@ -133,7 +133,7 @@ def rejected_form(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     message = (
         f"right answers count as wrong, perhaps because of their form: {ends[0].text[-60:]!r} ends with the expected "
         f"{ends[0].expected!r}. {len(ends):,} of {len(rollouts):,} texts do, and none of them counts as right or earns "
-        f"more than {least:.2g}."
+        f"more than {least:.4g}."
     )
     return [Finding(message, share, CONTRADICTED, ids_of(ends), "form", began=newest(batches)[0].step)]
 
@@ -155,6 +155,39 @@ def accepted_wrong_answers(batches: Sequence[Batch], limits: DiagnosisConfig) ->
         f"{len(wrong):,} of {len(accepted):,} accepted answers are those of other tasks."
     )
     return [Finding(message, share, NOISE, ids_of(r for _, r in wrong), began=began)]
+
+
+@detector(need.ANSWERS, need.REWARDS, reports="accepted_wrong_answers")
+def paid_wrong_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find answers of other tasks that earn as much as right ones of their group, if success is unknown. It is a hint
+    unless evaluations know success, because the reward may be for something else."""
+    latest, gains, paid = newest(batches), list[float](), list[RolloutSummary]()
+    answers = {_plain(r.expected or "") for r in rollouts_of(batches)} - {""}
+    for group in groups_of(r for r in rollouts_of(latest) if r.correct is None):
+        right = [goal(r) for r in group if is_expected(r)]
+        wrong = [r for r in group if not is_expected(r) and _plain(r.answer or "") in answers]
+        if right and wrong:
+            gains.append(fmean(right) - fmean(map(goal, wrong)))
+            paid.append(max(wrong, key=goal))
+    scale = deviation(goal(r) for r in rollouts_of(latest))  # `constant_reward` reports 0
+    if len(gains) < ENOUGH or scale <= SAME:
+        return []
+    order = [0.5 * ((gain > -SAME) + (gain > SAME)) for gain in gains]
+    if any(_highest(x) > limit for x, limit in ((gains, SLIGHT * scale), (order, IN_ORDER))):
+        return []
+    known = (held_out := batches[-1].held_out) is not None and any(r.correct is not None for r in held_out.rollouts)
+    message = (
+        f"the reward does not tell right answers from wrong ones: {paid[0].answer!r} earns {goal(paid[0]):.4g} where "
+        f"{paid[0].expected!r} is expected. In {len(gains):,} groups with both, right answers earn more in "
+        f"{fmean(gain > SAME for gain in gains):.0%}, and the mean difference is {fmean(gains):.2g}."
+    )
+    severity: Severity = "warning" if known else "hint"
+    return [Finding(message, fmean(order), IN_ORDER, ids_of(paid), "reward", severity, latest[0].step)]
+
+
+def _highest(values: Sequence[float]) -> float:
+    """Return the upper limit of the mean."""
+    return fmean(values) + Z * stdev(values) / math.sqrt(len(values))
 
 
 @detector(need.ANSWERS, need.SUCCESS)
@@ -196,14 +229,14 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     else:
         held_out = batches[-1].held_out
         solves = held_out is not None and (held_out.success or 0.0) > NOISE
-        solved = fmean(r.correct is True and _is_expected(r) for r in latest) > SOLVED
+        solved = fmean(r.correct is True and is_expected(r) for r in latest) > SOLVED
         found = (totals[0] > 0 or solves) and batches[0].step in (0, 1) and not solved
-        cause = "the reward does not depend on the answer"
+        cause = "the reward does not depend on the answer."
     if not found:
         return []
     began = batches[-STEPS].step
     message = (
-        f"{cause}: all {len(latest):,} rollouts of {STEPS} steps from step {began} on earn {totals[0]:.2g}, although "
+        f"{cause} All {len(latest):,} rollouts of {STEPS} steps from step {began} on earn {totals[0]:.4g}, although "
         "their texts differ."
     )
     return [Finding(message, 1.0, 1.0, ids_of(latest), began=began)]
@@ -293,7 +326,8 @@ def _answers(rollout: RolloutSummary) -> bool:
     return not rollout.unreadable and bool((rollout.answer or "").strip())
 
 
-def _is_expected(rollout: RolloutSummary) -> bool:
+def is_expected(rollout: RolloutSummary) -> bool:
+    """Return whether the answer equals the expected one."""
     return rollout.answer is not None and _plain(rollout.answer) == _plain(rollout.expected or "")
 
 

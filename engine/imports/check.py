@@ -20,6 +20,7 @@ from ...rewards.batches import Batch, HeldOut, RolloutSummary, rollout_of, surpr
 from ...rewards.diagnosis import Diagnosis
 from ..runs.control.alerts import SUGGESTIONS
 from ..runs.errors import RecordDamaged
+from ..runs.learning import UseKind
 from ..runs.read.reader import RunReader
 from ..runs.search.query import Query
 from ..runs.types import TEXT, TrajectoryRow
@@ -112,6 +113,7 @@ class _Rollouts:
             surprise=surprise,
             entropy=None if loss is None else loss.entropy,
             masked=loss is not None and loss.tokens == 0,
+            in_loss=loss is not None or (False if record.use and record.use.kind == UseKind.TRAINED else None),
             used=None if loss is None else loss.advantage,
             read=read,
         )

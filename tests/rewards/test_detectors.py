@@ -347,6 +347,8 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "rejected_form": "agent texts and right answers and rewards",
         "repeated_prompts": "task ids and prompts without images",
         "seen_tasks": "prompts without images and evaluations on held-out tasks",
+        "paid_word": "rewards and agent texts",
+        "paid_wrong_answers": "right answers and rewards",
     }
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from grpo_tui.rewards.batches import RolloutSummary
+from grpo_tui.rewards.batches import HeldOut, RolloutSummary
 from grpo_tui.rewards.diagnosis import Diagnosis
 
-from .trainings import FROM_REWARD, GROUP, TASKS, scored, training, warnings
+from .trainings import FROM_REWARD, GROUP, TASKS, Change, right, scored, training, warnings
 
 
 def test_rows_with_the_same_prompt_are_duplicates():
@@ -118,3 +118,109 @@ def test_a_game_may_end_in_the_same_way_for_all_tasks(correct: bool | None, seve
     for batch in training(played):
         diagnosis.observe(batch)
     assert {f.finding.severity for f in diagnosis.found() if f.finding.detector == "one_answer"} == {severity}
+
+
+def findings(change: Change, detector: str, held_out: tuple[float, float] | None = None) -> list[tuple[str, str]]:
+    """Severities and messages of a detector. held_out: success of evaluations before and during the training."""
+    diagnosis = Diagnosis()
+    for batch in training(change):
+        if held_out is not None:
+            rollouts = [right(1, t, 0) for t in range(TASKS)] * 8
+            diagnosis.evaluated(HeldOut((batch.step or 0) - 1, rollouts, held_out[(batch.step or 0) > 4]))
+        diagnosis.observe(batch)
+    return [(f.finding.severity, f.finding.message) for f in diagnosis.found() if f.finding.detector == detector]
+
+
+def test_wrong_answers_that_earn_as_much_as_right_ones_are_found_without_verdicts():
+    """As of a judge whose `1e-1` is read as 1: only missing answers earn 0."""
+    name = "accepted_wrong_answers"
+
+    def answered(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
+        return scored(replace(r, answer=None if i == t % 2 else r.answer), float(i != t % 2) - 0.01 * (i + s & 1))
+
+    [(severity, message)] = findings(answered, name, (0.4, 0.4))
+    assert severity == "warning" and "does not tell right answers from wrong ones" in message
+    assert [severity for severity, _ in findings(answered, name)] == ["hint"], "the reward may be for a format"
+    assert findings(lambda r, *_: scored(r, r.total or 0.0), name, (0.4, 0.4)) == []
+    far = findings(lambda r, s, t, i: scored(r, 0.1 * bool(r.correct) - 90 * (s > 4 and i == 3)), name, (0.4, 0.4))
+    assert far == [], "a few rewards that are far from the others"
+    assert findings(lambda r, s, t, i: scored(r, (s * 7 + t * 5 + i * 3) % 11 / 10), name, (0.4, 0.4)) == []
+
+
+def test_a_length_bonus_beside_a_right_reward_is_found():
+    """Texts grow, and each token adds to the reward. The bonus is a warning if it outweighs the rest."""
+
+    def bonus(r: RolloutSummary, s: int, t: int, i: int, each: float, known: bool) -> RolloutSummary:
+        tokens = 10 + 2 * s + (3 * i + 5 * t + s) % 7
+        verdict = i % 2 == 0
+        answer = r.expected if verdict else str((t + i) % TASKS)
+        paid = scored(r, 0.5 * verdict + each * tokens, verdict if known else None)
+        return replace(paid, tokens=tokens, written=tokens, text=f"{r.id} answer {answer}", answer=answer)
+
+    def severities(each: float, known: bool = True) -> list[str]:
+        found = findings(lambda *a: bonus(*a, each=each, known=known), "length_reward")
+        assert each > 0.1 or all("the right answers of groups" in message for _, message in found)
+        return [severity for severity, _ in found]
+
+    assert severities(0.05) == ["hint"]
+    assert severities(0.3) == ["warning"] and severities(0.05, known=False) == ["hint"]
+    assert severities(0.0) == []
+
+
+@pytest.mark.parametrize(("success", "severity"), [((0.6, 0.6), "hint"), ((0.6, 0.1), "warning")])
+def test_a_reward_that_follows_length_in_part_is_wrong_if_held_out_success_falls(
+    success: tuple[float, float], severity: str
+):
+    """Length explains four fifths of the reward."""
+    draw = np.random.default_rng(0)
+
+    def shorter(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
+        tokens = 14 - s + int(draw.integers(0, 8))
+        paid = scored(r, -tokens / 30 - 0.2 * float(draw.random()))
+        return replace(paid, tokens=tokens, written=tokens, text=f"{r.id} {r.text}", answer=None, expected=None)
+
+    assert severity in {severity for severity, _ in findings(shorter, "length_reward", success)}
+    assert ("warning" in {s for s, _ in findings(shorter, "length_reward", success)}) == (severity == "warning")
+
+
+def test_a_word_that_is_paid_for_is_found():
+    """`so` spreads and adds 0.5 to a graded reward."""
+
+    def worded(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
+        has = i < s - 2
+        return scored(replace(r, text=f"{'so ' * has}{r.text}"), 0.5 * has + 0.5 * ((i + t) % 2))
+
+    def kept(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
+        return replace(worded(right(1, t, i), s, t, i), id=r.id, group=r.group, task=r.task, prompt=r.prompt)
+
+    [(severity, message)] = findings(kept, "reward_hack")
+    assert severity == "warning" and "the word 'so'" in message and "they earn 0.5 more" in message
+    unknown = findings(lambda *a: replace(kept(*a), answer=None, expected=None), "reward_hack")
+    assert [severity for severity, _ in unknown] == ["hint"], "the task may require the word"
+    assert findings(lambda r, *a: replace(kept(r, *a), text=r.text), "reward_hack") == []
+    unpaid = findings(lambda r, *a: replace(kept(r, *a), total=float((a[1] + a[2]) % 2 or a[0] > 4)), "reward_hack")
+    assert all("the word" not in message for _, message in unpaid)
+
+
+def test_a_judge_that_flips_is_found_in_several_turns_if_observations_are_equal():
+    def flips(r: RolloutSummary, s: int, t: int, i: int, observed: int | None) -> RolloutSummary:
+        text, verdict = f"look\nanswer {i // 2} {t}", i % 2 == 0
+        return replace(scored(r, float(verdict), verdict), turns=2, text=text, answer=str(i // 2), observed=observed)
+
+    assert findings(lambda *a: flips(*a, observed=1), "noisy_reward")
+    assert findings(lambda *a: flips(*a, observed=None), "noisy_reward") == []
+    assert findings(lambda r, s, t, i: flips(r, s, t, i, observed=i), "noisy_reward") == []
+
+
+@pytest.mark.parametrize(("harm", "severity"), [(0.0, "hint"), (0.3, "warning")])
+def test_repeated_words_are_a_hint_if_success_certainly_does_not_fall(harm: float, severity: str):
+    def repeats(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
+        verdict = (7 * s + 3 * t + 11 * i) % 20 < 20 * (0.5 - harm * (s > 4))
+        text = f"{'well ' * (3 * (s - 6) if s > 6 else 0)}answer {r.id} {t}"
+        return replace(scored(r, float(verdict), verdict), text=text, answer=None)
+
+    diagnosis = Diagnosis()
+    for batch in training(repeats):
+        diagnosis.observe(replace(batch, rollouts=[*batch.rollouts] * 4))
+    found = {f.finding.severity for f in diagnosis.found() if f.finding.detector == "repetition"}
+    assert found == {severity}

@@ -166,6 +166,17 @@ def test_advantages_around_another_baseline_are_off_centre():
     assert warnings(training(lambda r, *_: replace(r, advantage=(r.advantage or 0.0) + 0.1))) == []
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_rollouts_outside_the_loss_do_not_set_the_baseline(cut: bool):
+    """The last rollout of each group earns 100 and is not in the loss. A setting may mask rollouts that a limit cut."""
+
+    def rejected(r: RolloutSummary, s: int, t: int, i: int) -> RolloutSummary:
+        last = i == GROUP - 1
+        return replace(scored(r, 100.0 * last or r.total or 0.0, r.correct), masked=last, cut=cut and last)
+
+    assert ("advantage_scale" in {f.detector for f in warnings(training(rejected))}) != cut
+
+
 def test_a_reward_that_is_the_certainty_of_the_policy_is_found():
     def certain(r: RolloutSummary, step: int, task: int, i: int) -> RolloutSummary:
         surprise = 0.3 + (step * 13 + task * 7 + i * 29) % 41 / 41
@@ -211,6 +222,8 @@ def test_tokens_are_surprising_also_where_no_group_has_a_signal():
 
     assert warnings(lost(4.0))[0].detector == "surprising_tokens"
     assert warnings(lost(0.2)) == [], "tasks that are solved are left out, and have little entropy"
+    brief = training(lambda r, s, t, i: replace(r, surprise=0.2, entropy=None if i else 0.9, masked=i > 0, cut=i > 0))
+    assert "surprising_tokens" not in {f.detector for f in warnings(brief)}, "texts that end early are likelier"
 
 
 def test_the_loss_uses_the_advantages_of_the_rollouts():
@@ -224,6 +237,19 @@ def test_rollouts_that_the_loss_leaves_out_are_found_unless_a_limit_ended_them()
     assert found.detector == "untrained_tokens" and "whole rollouts" in found.message
     cut = training(lambda r, s, t, i: replace(r, masked=i > 0, cut=i > 0))
     assert "untrained_tokens" not in {f.detector for f in warnings(cut)}
+
+
+def test_rollouts_that_the_loss_lost_are_found_if_it_has_terms_of_others():
+    """The loss has copies of one row. Several updates on the same rollouts have some of them each."""
+
+    def lost(has: bool | None) -> list[Batch]:
+        return training(lambda r, s, t, i: replace(r, in_loss=has if t or i else True))
+
+    [found] = warnings(lost(False))
+    assert found.detector == "untrained_tokens" and "that training selected" in found.message
+    assert warnings(lost(None)) == [] and warnings(lost(True)) == []
+    assert warnings([replace(b, step=2 * (b.step or 0)) for b in lost(False)]) == []
+    assert warnings(training(lambda r, *_: replace(r, in_loss=False))) == [], "terms are not recorded"
 
 
 @pytest.mark.parametrize(("right", "severity"), [(0.4, "hint"), (0.05, "warning"), (0.0, "warning")])

@@ -18,6 +18,7 @@ from ....rewards.metrics import flat
 from ...record.step_recorder import StepRecorder
 from ...rollouts.rollout import Rollout
 from ...runs.control.requests import request
+from ...runs.learning import UseKind
 from ...runs.types import LossTerms
 from ...runs.write.writer import Values
 from ..env_trainer import GRPOEnvTrainer
@@ -81,6 +82,7 @@ class Findings(RunCallback):
                 else surprise_of(r.trajectory, r.logprobs.tolist(), r.agent_mask.tolist()),
                 entropy=loss[r.key].entropy if r.key in loss else None,
                 masked=r.key in loss and loss[r.key].tokens == 0,
+                in_loss=r.key in loss or (False if r.selected == UseKind.TRAINED else None),
                 used=loss[r.key].advantage if r.key in loss else None,
                 read=self._read(r) if firsts[r.trajectory.group] == r.key else None,
             )
