@@ -22,7 +22,7 @@ from .format import Format, Origin
 from .formats import FORMATS
 from .formats.tables import GENERIC
 from .options import Options
-from .rollout import Item, Rollout
+from .rollout import Expected, Item, Rollout
 
 MAX_FILES = 200_000
 _DIGITS = re.compile(r"(\d+)")
@@ -84,7 +84,9 @@ class PlacedItems:
             document = BY_NAME[container].read(origin.path, offset, length)
             if (reader := format_of(document, origin, self.formats)) is not None:
                 items = list(reader.open(document, origin))
-                self._last = last = key, items, [i for i in items if isinstance(i, Rollout)], reader
+                rollouts = [i for i in items if isinstance(i, Rollout)]
+                rollouts = rollouts or [i.rollout for i in items if isinstance(i, Expected)]
+                self._last = last = key, items, rollouts, reader
                 return last
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
             raise DumpError(f"{path}: this rollout cannot be read ({error})") from error

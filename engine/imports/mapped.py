@@ -26,7 +26,7 @@ _ALL_COUNT = ("components", "extra", "messages", "tools")
 """Roles that use every path instead of only the first with a value."""
 _TOTALS = ("total", "total_reward", "reward", "overall")
 """Keys of the total inside an object of rewards."""
-_WORDS = {"true": True, "false": False}
+WORDS = {"true": True, "false": False}
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d+)?(?:[eE][+-]?\d{1,3})?|nan|-?inf", re.I)
 _COLUMN_TEXT = 400
 _COLUMNS = 100
@@ -108,7 +108,7 @@ class Mapped:
                     reward = None if total_key is None else rewards[total_key]
         tools, stop = get("tools"), get("stop")
         stop = stop.get("type") if isinstance(stop, Mapping) else stop  # a list holds the stop sequences of a request
-        correct = _WORDS.get(correct.lower(), number(correct)) if isinstance(correct, str) else correct
+        correct = WORDS.get(correct.lower(), number(correct)) if isinstance(correct, str) else correct
         read: dict[str, Any] = {
             "reward": (total if self.by_token else number)(reward),
             "advantage": mean(get("advantage")),
@@ -202,7 +202,7 @@ class Mapped:
         for key, component in plan.columns:
             value = document[key]
             if is_text and value is not None:
-                value = _WORDS.get(value.lower(), number(value) if _NUMBER.fullmatch(value) else value)
+                value = WORDS.get(value.lower(), number(value) if _NUMBER.fullmatch(value) else value)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if component is not None and (is_number or value is None or isinstance(value, str)):
                 if (score := number(value)) is not None or value is None:

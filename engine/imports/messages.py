@@ -46,8 +46,8 @@ def conversation(value: object) -> tuple[Message, ...]:
         elif isinstance(item, Mapping):
             item = langchain(item)
             stop = item.get("finish_reason", item.get("finishReason"))
-            said = item.get("message", item.get("content") if "finishReason" in item else None)
-            if isinstance(said, Mapping):  # a choice of a completion, a candidate of Gemini
+            said = item.get("message", item.get("content"))
+            if isinstance(said, Mapping) and ("message" in item or "parts" in said):  # a choice, or Gemini's candidate
                 item = langchain(said)
             elif stop is not None and "text" in item and "role" not in item:  # a choice of the older completions
                 item = {**item, "role": "assistant"}

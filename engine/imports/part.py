@@ -111,9 +111,8 @@ class FilePart:
             for part, rollout in enumerate(rollouts):
                 self._add(rollout, found, part, self.store.scope(reader.name))
             read = self.next - before
-            for item in items:
-                if isinstance(item, Expected):
-                    self._expect(item, item.format or reader.name)
+            for part, item in enumerate(item for item in items if isinstance(item, Expected)):
+                self._expect(item, item.format or reader.name, (self.source, found.offset, found.length, part))
         except Exception as error:  # a document may hold anything, and a format may be the user's code
             self.rows = {n: row for n, row in self.rows.items() if n < before}
             self.known = {id_: n for id_, n in self.known.items() if n < before}
@@ -221,7 +220,7 @@ class FilePart:
             n, turns = self.store.db.execute(sql, (clean(id_),)).fetchone() or (None, None)
         return n, self.rows[n][0].values["turns"] if n in self.rows else turns
 
-    def _expect(self, item: Expected, format_: str) -> None:
+    def _expect(self, item: Expected, format_: str, here: Place) -> None:
         """Add a row for a rollout that will be read later, unless it is known or its file is missing."""
         rollout = item.rollout
         n, _ = self._row_of(rollout.id)
@@ -237,7 +236,7 @@ class FilePart:
         self.store.expecting = True
         row = listed_of(rollout, (prompt_id, group), fallback_id="", index=position)
         row = row._replace(labels=None, values={**row.values, "turns": None})
-        self.rows[n] = row, (source, item.at, item.length, 0)
+        self.rows[n] = row, here if item.at is None else (source, item.at, item.length, 0)
         self._count_format(format_, 1, documents=0)
 
     def commit(self, done: bool) -> None:

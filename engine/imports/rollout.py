@@ -156,12 +156,12 @@ class Named:
 @dataclass(frozen=True)
 class Expected:
     """A rollout as a writer's own index describes it. Lists show it until its document is read. The document is at
-    offset `at` with `length`, in the same file or in `path`, and has `format` if that differs. The rollout has an id,
-    and its turns are unknown."""
+    offset `at` with `length`, in the same file or in `path`, and has `format` if that differs. Without an offset, no
+    other document is known. The rollout has an id, and its turns are unknown."""
 
     rollout: Rollout
-    at: int
-    length: int
+    at: int | None = None
+    length: int = 0
     path: Path | None = None
     format: str = ""
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 
 from ..errors import DumpError
-from .base import MARK, MAX_DOCUMENT, Container, FoundDocument, cached_by_file
+from .base import HEAD, MAX_DOCUMENT, Container, FoundDocument, cached_by_file
 
 csv.field_size_limit(MAX_DOCUMENT)
-_NAME = re.compile(r"[\w ./:()\[\]-]{0,80}")
+_NAME = re.compile(r"[\w ./:()\[\]?%#&+,'*-]{0,80}")
 """A column name. pandas leaves the name of its index empty."""
+_START = re.compile(rb"(?:\xef\xbb\xbf)?(?:\r?\n)*(?:sep=([^\r\n])\r?\n)?")
+"""The beginning of a file: a byte order mark, empty lines, and the delimiter as Excel names it."""
 _COLUMNS = re.compile(
     r"(?i)\b(prompts?|completions?|responses?|outputs?|generations?|messages|conversations?|questions?|instructions?"
     r"|input|query|chosen|rejected|rewards?|scores?|answers?|generated_text|prediction|_?step|global_step)\b"
@@ -32,44 +35,35 @@ class CsvRow(dict[str, str | None]):
 
 
 class CsvRows(Container):
-    """`.csv` and `.tsv` of any name. The first row decides whether commas, tabs or semicolons end the columns."""
+    """`.csv` and `.tsv` of any name. The first row decides whether commas, tabs, semicolons or pipes end columns."""
 
     name = "csv"
 
     def detect(self, head: bytes) -> bool:
         if b"\0" in head[:1024]:
             return False
-        first, newline, rest = head.removeprefix(MARK).partition(b"\n")
         try:
-            names = _split(_text(first))
+            names, begin, _ = _header(head)
         except csv.Error:  # a carriage return within the line
             return False
         return (
-            bool(newline and rest.strip())
+            bool(head[begin:].strip())
             and len(names) > 1
+            and any((names[0], names[-1]))  # else it is a table in Markdown
             and not _LOGGED.match(names[0])
             and all(map(_NAME.fullmatch, names))
             and any(map(_COLUMNS.search, names))
         )
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
-        header, begin, delimiter = _header(path)
+        header, begin, delimiter = _header_of(path)
         offset = max(after, begin)
         with open(path, "rb") as file:
             file.seek(offset)
-            taken = 0
-
-            def lines() -> Iterator[str]:
-                nonlocal taken
-                for data in file:
-                    taken += len(data)
-                    yield _text(data)
-
             try:
-                for values in csv.reader(lines(), delimiter=delimiter):
-                    length, taken = taken, 0
+                for values, length in _rows(file, delimiter):
                     line += 1
-                    if delimiter == ";":
+                    if delimiter != ",":
                         values = [
                             v.replace(",", ".") if _NUMBERS.search(name) and _DECIMAL.fullmatch(v) else v
                             for name, v in zip_longest(header, values, fillvalue="")
@@ -94,17 +88,34 @@ def _text(data: bytes) -> str:
         return data.decode("utf-8" if damaged else "cp1252", "replace")
 
 
-def _delimiter(line: str) -> str:
-    return "\t" if "\t" in line else ";" if line.count(";") > line.count(",") else ","
+def _rows(lines: Iterable[bytes], delimiter: str) -> Iterator[tuple[list[str], int]]:
+    """Yield the values and the number of bytes of each row."""
+    taken = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal taken
+        for data in lines:
+            taken += len(data)
+            yield _text(data)
+
+    for values in csv.reader(texts(), delimiter=delimiter):
+        yield values, taken
+        taken = 0
 
 
-def _split(line: str) -> list[str]:
-    return [name.strip() for name in next(csv.reader([line.rstrip("\r\n")], delimiter=_delimiter(line)), [])]
+def _header(head: bytes) -> tuple[tuple[str, ...], int, str]:
+    """Return the names of the columns, the offset of the next row, and the delimiter: the one that gives most columns,
+    unless the file names it. Raises csv.Error."""
+    start, best = _START.match(head), ((), 0, ",")
+    offset, named = (0, None) if start is None else (start.end(), start[1])
+    for delimiter in (named.decode("latin-1"),) if named else ",\t;|":
+        names, length = next(_rows(io.BytesIO(head[offset:]), delimiter), ([], 0))
+        if len(names) > len(best[0]):
+            best = tuple(" ".join(name.split()) for name in names), offset + length, delimiter
+    return best
 
 
 @cached_by_file(maxsize=16)
-def _header(path: Path) -> tuple[tuple[str, ...], int, str]:
+def _header_of(path: Path) -> tuple[tuple[str, ...], int, str]:
     with open(path, "rb") as file:
-        first = file.readline()
-    line = _text(first.removeprefix(MARK))
-    return tuple(_split(line)), len(first), _delimiter(line)
+        return _header(file.read(HEAD))

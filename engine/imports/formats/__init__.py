@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..format import Format
 from .agents import MINI_SWE_AGENT, RLLM, SWE_AGENT
 from .atif import ATIF, HARBOR
-from .evaluations import BATCH, HARNESS, PROMPTFOO, TAU, TAU2, TERMINAL_BENCH
+from .batches import BATCH, REQUESTS
+from .evaluations import HARNESS, PROMPTFOO, TAU, TAU2, TERMINAL_BENCH
 from .generic import LOOSE, METRICS, RESPONSES, TENSORBOARD, WANDB_LOG, wandb_table, wrapped, zipped
 from .inspect_ai import INSPECT
 from .own import OWN, OWN_TABLE
@@ -36,7 +37,7 @@ FORMATS: tuple[Format, ...] = (
     TINKER,
     *SPANS,
     *(SESSIONS, OPENHANDS),
-    *(TAU, TAU2, TERMINAL_BENCH, HARNESS, PROMPTFOO, RESPONSES, BATCH),
+    *(TAU, TAU2, TERMINAL_BENCH, HARNESS, PROMPTFOO, RESPONSES, REQUESTS, BATCH),
     wandb_table((*_ROWS, GENERIC)),
     *(zipped(each) for each in (*_ROWS, *LOOSE, _WRAPPED)),
     *LOOSE,

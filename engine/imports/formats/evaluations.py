@@ -1,4 +1,4 @@
-"""Evaluation results, batch outputs, and preference pairs."""
+"""Evaluation results and preference pairs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..format import Documents, Origin
-from ..mapped import Mapped, at, plain
-from ..messages import completion, conversation, error_text
+from ..mapped import Mapped, plain
+from ..messages import completion, conversation
 from ..rollout import Item, Message, Rollout, Score
-from ..values import Document, listed, mapping, number, objects, summed, text
+from ..values import Document, listed, number, objects, text
 from .tables import GENERIC
 
 
@@ -157,39 +157,6 @@ PROMPTFOO = Mapped(
     ignored=("testCase", "gradingResult", "promptId", "tokenUsage", "latencyMs", "failureReason", "evalId"),
     finish=_of_promptfoo,
     split="eval",
-)
-
-
-def _of_batch(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
-    kind = text(at(document, "result.type")) or "succeeded"
-    paths = ("result.error.error", "result.error", "error", "response.body.error")
-    reason = next((e for path in paths if (e := error_text(at(document, path)))), None)
-    usage = mapping(at(document, "result.message.usage"))
-    tokens = summed([usage.get(k) for k in ("input_tokens", "output_tokens")])
-    return replace(
-        rollout,
-        error=reason or (None if kind == "succeeded" else kind),
-        token_count=tokens if rollout.token_count is None else rollout.token_count,
-        split=rollout.split or "eval",
-    )
-
-
-BATCH = Mapped(
-    name="outputs of a batch",
-    needs=("custom_id",),
-    keys={
-        "id": ("custom_id",),
-        "group": ("group",),
-        "index": ("rollout",),
-        "prompt": ("body", "params"),
-        "completion": ("result.message", "response.body"),
-        "stop": ("result.message.stop_reason", "response.body.incomplete_details.reason"),
-        "model": ("result.message.model", "response.body.model"),
-        "token_count": ("response.body.usage.total_tokens",),
-    },
-    ignored=("id", "result", "response", "error"),
-    finish=_of_batch,
-    unknown={"prompt": "the output of a batch does not repeat the request", "group": "no group is written"},
 )
 
 

@@ -16,7 +16,8 @@ from ..mapped import at
 from ..messages import CHOICES, conversation
 from ..rollout import Item, Numbers, Rollout
 from ..values import Document, mapping, number, objects, whole
-from .evaluations import BATCH, PAIRS
+from .batches import BATCH, rollout_of, with_request
+from .evaluations import PAIRS
 from .tables import GENERIC, TOKEN_IDS
 from .trl import metric_name
 
@@ -109,7 +110,7 @@ def _answers(document: Document) -> list[Document]:
 
 
 def _responses(document: Document, origin: Origin) -> Iterable[Item]:
-    return [(BATCH if "custom_id" in row else GENERIC).rollout(row, origin) for row in _answers(document)]
+    return [rollout_of(row, origin) for row in _answers(with_request(document, origin))]
 
 
 _RESPONSES = ("response.body", "response", "output", "outputs")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..convert import with_turns_of_prompt
 from ..format import Origin
-from ..mapped import Mapped, at
+from ..mapped import WORDS, Mapped, at
 from ..messages import conversation, error_text
 from ..rollout import Message, Rollout
 from ..templates import stripped_completion, stripped_prompt
@@ -223,8 +223,14 @@ def _with_ids(rollout: Rollout, document: Document) -> Rollout:
 
 
 def _finished(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
-    """Add token ids, the mark of a cut text, and the instruction and earlier turns before an input (Alpaca)."""
+    """Add token ids, the mark of a cut text, the instruction and earlier turns before an input (Alpaca), and a verdict
+    as `label` (KTO)."""
     rollout = _with_ids(rollout, document)
+    label = str(document.get("label"))
+    judged = rollout.components or (rollout.reward, rollout.correct, rollout.answer) != (None, None, None)
+    if label.lower() in WORDS and not judged and any(m.text for m in rollout.completion):
+        expected = None if rollout.expected == label else rollout.expected
+        rollout = replace(rollout, correct=WORDS[label.lower()], expected=expected)
     if document.get("truncated") in _CUT or document.get("is_truncated") in _CUT:
         rollout = replace(rollout, stop=rollout.stop or "truncated")
     rule, input_ = document.get("instruction"), document.get("input")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
+import io
 import json
 import lzma
 import pickle
@@ -66,6 +68,27 @@ def test_a_table_of_a_european_spreadsheet_is_read(encoding: str, tmp_path: Path
     reader = opened(file)
     assert [(r.prompt, r.reward) for r in reader.rollouts.page()] == [("Grüße, zwei", -0.5), ("€ 3", 1.25)]
     assert reader.bodies.trajectory(1).trajectory.steps[0].text == "3,14", "a text stays as it was written"
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff", "\n", "sep=#\n"])
+@pytest.mark.parametrize("delimiter", [",", ";", "|", "\t"])
+def test_a_table_is_read_whatever_ends_its_columns(mark: str, delimiter: str, tmp_path: Path, opened: Open) -> None:
+    """Names and texts hold the other delimiters and line ends, as spreadsheets quote them."""
+    table, said = io.StringIO(), 'It is\n\n2, "two"; ok|ok\tso'
+    names = ["prompt", "completion", "reward", "good, or bad?\n(0-1)"]
+    csv.writer(table, delimiter=delimiter).writerows([names, ["q", said, 0.5, 1], ["r", "a", "1", 0]])
+    file = tmp_path / "a.txt"
+    file.write_text(mark.replace("#", delimiter) + table.getvalue(), newline="")
+    reader = opened(file)
+    assert [r.reward for r in reader.rollouts.page()] == [0.5, 1]
+    first = reader.bodies.trajectory(1).trajectory
+    assert (first.steps[0].text, first.extra) == (said, {"good, or bad? (0-1)": 1.0})
+
+
+def test_a_table_in_markdown_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("| prompt | completion |\n|---|---|\n| q | a |\n")
+    with pytest.raises(DumpError, match="is a rollout"):
+        open_dump(tmp_path, whole=True)
 
 
 def test_a_damaged_character_of_utf_8_leaves_the_others_of_its_line(tmp_path: Path, opened: Open) -> None:

@@ -178,6 +178,19 @@ def test_a_csv_file_of_pandas_keeps_verdicts_and_lists_of_messages(tmp_path: Pat
     assert {(r.trajectory.prompt, r.trajectory.steps[0].text) for r in records} == {("q", "a")}
 
 
+@pytest.mark.parametrize("label", [True, False, "True"])
+def test_a_label_that_is_a_verdict_is_no_expected_answer(tmp_path: Path, opened: Open, label: object):
+    """Datasets for KTO label each answer. Beside a score or the model's answer, `label` is the right answer."""
+    for row in ({"prompt": CHAT[:1], "completion": CHAT[1:]}, {"messages": CHAT}):
+        t = one(tmp_path, opened, {**row, "label": label}).trajectory
+        assert (t.correct, t.expected, t.extra) == (label is not False, None, {})
+        for judged in ({"score": 1.0}, {"prediction": "yes"}, {"reward_format": 0.5}):
+            t = one(tmp_path, opened, {**row, **judged, "label": label}).trajectory
+            assert (t.correct, t.expected) == (None, str(label))
+    pairs = opened_text(tmp_path, opened, json.dumps({"prompt": "q", "chosen": "a", "rejected": "b", "label": label}))
+    assert {record.trajectory.correct for record in pairs} == {None}
+
+
 def test_a_group_gives_no_rollout_what_is_not_its_own(tmp_path: Path, opened: Open):
     group = {"prompt": "q", "completions": ["a", "b"], "rewards": [1.0], "advantages": [0.5, -0.5]}
     records = opened_text(tmp_path, opened, json.dumps(group) + "\n")
