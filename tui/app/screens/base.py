@@ -11,11 +11,12 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from textual.app import App, ComposeResult, SuspendNotSupported
 from textual.screen import Screen
 
+from ....configs.errors import GrpoTuiError
 from ....engine.runs.errors import RecordError
 from ....engine.runs.search.query import EVERYTHING
 from ...text import file_name, literal
@@ -30,6 +31,7 @@ from ..widgets.pane import Line, Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.table import Table
 
+T = TypeVar("T")
 HINT = "812 or an id: a trajectory (in the stepper: a step) · 812/3: its third step · step 40 · live, list, runs"
 PATIENCE_S = 0.1
 """Seconds until the screen shows that a read is in progress."""
@@ -169,14 +171,20 @@ class AppScreen(Screen[Any]):
 
     def export(self, run: Path, name: str, text: Callable[[], str]) -> None:
         """Write a text to a file off the screen's thread, and report its path or the error."""
+        self.in_background(lambda: write(run, name, text()), lambda path: self.say(f"Written: {path}"))
 
-        async def written() -> None:
+    def in_background(self, do: Callable[[], T], then: Callable[[T], object]) -> None:
+        """Call `do` on a thread, then `then` with its result, even if the user has left the screen. Show errors."""
+
+        async def called() -> None:
             try:
-                self.say(f"Written: {await asyncio.to_thread(lambda: write(run, name, text()))}")
-            except OSError as error:
+                done = await asyncio.to_thread(do)
+            except (GrpoTuiError, LookupError, OSError) as error:
                 self.say(str(error), "error")
+                return
+            then(done)
 
-        self.run_worker(written(), group="export")
+        self.app.run_worker(called(), group="background")
 
     def copy(self, text: str, what: str) -> None:
         from ..clipboard import copy

@@ -6,7 +6,6 @@ Each kind of run has its own panels (`live_layout.PANES`). `chart_keys` reads th
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Awaitable, Sequence, Set
@@ -15,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 from ....configs import metric_names as metric
-from ....configs.errors import GrpoTuiError
 from ....engine.runs.control.requests import Command, RunRequest, asked, request, withdraw
 from ....engine.runs.control.status import look
 from ....engine.runs.errors import RecordError
@@ -258,21 +256,16 @@ class LiveScreen(ChartKeys, RequestKeys):
         hint = f"steps {', '.join(map(str, kept[-12:])) or 'none'} · base: before training · empty: the last step"
 
         def start(step: str) -> None:
+            from ....engine.evaluation.chat import start_chat  # imported here: it loads the configuration classes
+
             self.say("Starting a process that serves this policy…")
             policy = f"{self.reads.path}@{step}" if step else str(self.reads.path)
-            self.app.run_worker(self._chat(policy), group="chat")  # continues if the user leaves this screen meanwhile
+            self.in_background(
+                lambda: start_chat(policy, self.reads.path.parent),
+                lambda run: self.shell.open(Chatting(Path(run.path))),
+            )
 
         return ask(self, "Chat with the checkpoint", "", start, hint=hint)
-
-    async def _chat(self, policy: str) -> None:
-        from ....engine.evaluation.chat import start_chat  # imported here: it loads the configuration classes
-
-        try:
-            run = await asyncio.to_thread(start_chat, policy, self.reads.path.parent)
-        except (GrpoTuiError, LookupError) as problem:
-            self.say(str(problem), "error")
-            return
-        self.shell.open(Chatting(Path(run.path)))
 
     def action_timeline(self) -> None:
         self.shell.open(Further(self.reads.path, "Timeline"))

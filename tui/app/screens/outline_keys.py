@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ....configs.errors import GrpoTuiError
 from ....engine.runs.notes import Note
 from ....engine.runs.search.query import Query
+from ....engine.runs.types import RunInfo
 from ...format import count, fixed, whole
 from ...plain import Whole, trajectory_data
 from ..data import Reads
@@ -45,17 +44,13 @@ class RolloutKeys(AmongRollouts):
 
     def action_branch(self) -> None:
         if self.cursor.record is not None and self.cursor.steps:
+            from ....engine.evaluation.branch import branch_config, start_branch
+
             self.say("Starting a process that continues from this step…")
-            self.run_worker(self._branch(self.n, self.cursor.step + 1), group="branch", exclusive=True)
+            n, step = self.n, self.cursor.step + 1
+            self.in_background(lambda: start_branch(branch_config(self.reads.path, n, step)), self._show_branch)
 
-    async def _branch(self, n: int, step: int) -> None:
-        from ....engine.evaluation.branch import branch_config, start_branch
-
-        try:
-            run = await asyncio.to_thread(lambda: start_branch(branch_config(self.reads.path, n, step)))
-        except (GrpoTuiError, LookupError) as problem:
-            self.say(str(problem), "error")
-            return
+    def _show_branch(self, run: RunInfo) -> None:
         if self.app.screen is self:
             self.app.clear_notifications()
             self.shell.open(Branching(Path(run.path)))

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from ....configs import metric_names as metric
-from ....engine.launch import LaunchError
 from ....engine.launch.stop import delete_run, rename_run
 from ....engine.runs.control.requests import request
 from ....engine.runs.health.headline import Headline
@@ -306,14 +305,7 @@ class RunsScreen(AppScreen):
         confirm(self, text, yes, delete)
 
     def _change(self, change: Callable[[], object]) -> None:
-        async def changed() -> None:
-            try:
-                await asyncio.to_thread(change)  # gigabytes of checkpoints take a while
-            except LaunchError as error:
-                self.say(str(error), "error")
-            self._tick()
-
-        self.run_worker(changed(), group="change")
+        self.in_background(change, lambda _: self._tick())
 
     def action_filter(self) -> Awaitable[None] | None:
         def put(text: str) -> None:
