@@ -19,7 +19,7 @@ MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=", "<|too
 DEEPEST = 100
 """Maximum nesting of lists and objects in a call. The record cannot hold deeper ones."""
 
-DECODER = json.JSONDecoder(parse_constant=lambda name: _finite(name), parse_float=lambda digits: _finite(digits))
+DECODER = json.JSONDecoder(parse_constant=lambda name: finite(name), parse_float=lambda digits: finite(digits))
 _THOUGHT = re.compile(r"^[ \t]*<think>", re.MULTILINE)
 _CLOSE = len("</think>")
 _OPENERS = re.compile(r"(<tool_call>|```(?:json)?)\s*$")
@@ -140,7 +140,8 @@ def _json_problem(problem: Exception, text: str, start: int) -> str:
     return "the JSON object is nested too deeply" if isinstance(problem, RecursionError) else f"invalid JSON: {problem}"
 
 
-def _finite(written: str) -> float:
+def finite(written: str) -> float:
+    """Read a number. Raises ValueError for NaN, infinity and numbers beyond the range of floats."""
     number = float(written)
     if not math.isfinite(number):
         raise ValueError(f"{written[:24]} is not a number")

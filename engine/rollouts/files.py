@@ -10,6 +10,7 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def _values(cells: Sequence[str]) -> list[object]:
     """Parse a CSV column as numbers or booleans if all cells are, else keep them as text. An empty cell becomes
     None."""
     written = [cell for cell in cells if cell]
-    if all(map(_NUMBER.fullmatch, written)):
+    if all(_NUMBER.fullmatch(cell) and isfinite(float(cell)) for cell in written):
         return [None if not cell else float(cell) if set(cell) & set(".eE") else int(cell) for cell in cells]
     if all(cell.lower() in ("true", "false") for cell in written):
         return [cell.lower() == "true" if cell else None for cell in cells]

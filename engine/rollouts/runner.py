@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,16 +65,19 @@ def parse_row(raw: Mapping[str, object] | Row, where: str = "row") -> Row:
         raise DataError(f'{where}: env_class_path must be text such as "package.module.Class", not {path!r}')
     parts: dict[str, Mapping[str, object]] = {}
     for key in ("env_config", "task_data"):
-        value = raw.get(key)
-        if value is None and key == "env_config":
-            value = {}
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except json.JSONDecodeError as problem:
-                raise DataError(f"{where}: {key} is text but not JSON ({problem})") from problem
-        elif isinstance(value, Mapping):
-            value = {k: v for k, v in value.items() if v is not None}
+        given = raw.get(key)
+        value = {} if given is None and key == "env_config" else given
+        try:
+            if isinstance(given, str):
+                value = json.loads(given)
+            if key == "task_data":
+                value = _finite(value, where)
+            if isinstance(given, Mapping) and isinstance(value, Mapping):
+                value = {k: v for k, v in value.items() if v is not None}
+        except json.JSONDecodeError as problem:
+            raise DataError(f"{where}: {key} is text but not JSON ({problem})") from problem
+        except RecursionError as problem:
+            raise DataError(f"{where}: {key} is nested too deeply") from problem
         if not isinstance(value, Mapping):
             raise DataError(f"{where}: {key} must be a mapping, not {value!r}")
         parts[key] = value
@@ -82,6 +86,17 @@ def parse_row(raw: Mapping[str, object] | Row, where: str = "row") -> Row:
     except EnvLoadError as problem:
         raise DataError(f"{where}: {problem}") from problem
     return Row(path, parts["env_config"], parts["task_data"])
+
+
+def _finite(value: Any, where: str) -> Any:
+    """Return data as JSON can hold it: NaN, which marks a missing value in tables, becomes None. Raises DataError."""
+    if isinstance(value, Mapping):
+        return {k: _finite(v, where) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v, where) for v in value]
+    if isinstance(value, float) and math.isinf(value):
+        raise DataError(f"{where}: task_data contains {value}, which is no number of JSON: give a finite one, or text")
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 @dataclass

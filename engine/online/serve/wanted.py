@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from jsonschema.validators import extend
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from ....envs.calls import ToolCall
+from ....envs.calls import DECODER, ToolCall
 from ....envs.trajectory import Call
 
 MOST_CHECKS = 20_000
@@ -107,7 +106,7 @@ class Wanted:
         if calls or not self.json:
             return None
         try:
-            value = json.loads(text, parse_constant=_refuse)
+            value = DECODER.decode(text)
         except RecursionError:
             return "it is nested too deeply"
         except ValueError as error:
@@ -115,7 +114,3 @@ class Wanted:
         if self.schema is not None:
             return self.schema.problem(value)
         return None if isinstance(value, dict) else "it is not a JSON object"
-
-
-def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is not a number")

@@ -24,6 +24,8 @@ WRONG: list[tuple[Any, int, str]] = [
     (b"", 400, "not JSON"),
     (b'{"messages": ', 400, "not JSON"),
     (b'{"messages": NaN}', 400, "NaN is not JSON"),
+    (b'{"task_data": {"a": 1e999}}', 400, "1e999 is not a number"),
+    ({"task_data": '{"a": [-1e999]}'}, 400, "task_data"),
     (b"\xff\xfe", 400, "not JSON"),
     ("[" * 4_500 + "]" * 4_500, 400, "nested too deeply"),
     (b'{"task_data": ' + b'{"a":' * 80 + b"1" + b"}" * 81, 400, "nested too deeply"),

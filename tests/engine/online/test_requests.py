@@ -25,10 +25,15 @@ def test_requests_are_checked(tmp_path: Path) -> None:
         ({"task": 1}, "unknown field 'task'"),
         ({"id": 1}, "task_data is missing"),
         ({"task_data": 3}, "task_data must be a mapping"),
+        ({"task_data": {"a": [{"b": -1e999}]}}, "task_data contains -inf, which is no number of JSON"),
+        ({"task_data": '{"a": 1e999}'}, "task_data contains inf"),
+        ({"task_data": "[" * 100_000}, "task_data is nested too deeply"),
         ({"task_data": {}, "id": []}, "id must be"),
     ]:
         with pytest.raises(DataError, match=reason):
             parse_request(raw, defaults)
+    missing = {"a": float("nan"), "b": [float("nan"), 1.0]}
+    assert parse_request({"task_data": missing}, defaults).row.task_data == {"b": [None, 1.0]}
     file = tmp_path / "requests.jsonl"
     file.write_text('{"task_data": {}}\n\n{"task_data": {}')
     with pytest.raises(DataError, match="line 3: not JSON"):

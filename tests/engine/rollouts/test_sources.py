@@ -252,6 +252,8 @@ def test_text_in_csv_stays_as_it_is_written(tmp_path: Path):
     tasks = load_tasks(DataConfig(source=str(path)), "train", 0)
     assert tasks[0]["columns"] == {"question": "a", "note": "1", "note.1": 2}
     assert tasks[-1]["columns"] == {"question": "c", "note": "x", "note.1": 3}
+    path.write_text("question,code\na,1e999\nb,1e9\n")
+    assert [t["columns"]["code"] for t in load_tasks(DataConfig(source=str(path)), "train", 0)] == ["1e999", "1e9"]
 
 
 def test_a_file_without_rows_is_told(tmp_path: Path):

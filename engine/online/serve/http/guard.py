@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
 
+from .....envs.calls import finite
 from .problems import HttpProblem
 
 MAX_DEPTH = 64
@@ -108,7 +109,9 @@ def parsed(body: bytes) -> object:
     """Parse a body as unambiguous JSON: no duplicate keys, lone surrogates or deep nesting. Raises HttpProblem."""
     try:
         text = body.decode("utf-8-sig")
-        data = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_object, parse_int=_number)
+        data = json.loads(
+            text, parse_constant=_no_constant, object_pairs_hook=_object, parse_int=_number, parse_float=finite
+        )
     except RecursionError:
         raise HttpProblem(400, "the JSON is nested too deeply") from None
     except ValueError as error:
