@@ -19,6 +19,8 @@ from .guard import describe
 from .trajectory import DISPLAYS, Call, Display, Overlay, StepContext
 
 T = TypeVar("T")
+LONGEST = 2_000_000
+"""Maximum characters of a prompt or an observation. More would fill any context, and the record."""
 
 
 def checked_call(call: ToolCall) -> ToolCall:
@@ -73,6 +75,15 @@ def checked_result(result: StepResult) -> StepResult:
         done=bool(result.done),
         correct=None if result.correct is None else bool(result.correct),
     )
+
+
+def shortened(result: StepResult, limit: int = LONGEST) -> StepResult:
+    """Cut the observation and the error to `limit` characters each."""
+    length, error = len(result.observation), result.error or ""
+    if max(length, len(error)) <= limit:
+        return result
+    observation = result.observation if length <= limit else f"{result.observation[:limit]} … ({length} characters)"
+    return replace(result, observation=observation, error=error[:limit] or None)
 
 
 def checked_verdicts(verdicts: object, n: int) -> list[Verdict | None]:

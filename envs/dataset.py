@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Unpack
 
 from .base import EnvOptions, StepResult
 from .calls import ToolCall, means_call, parse_call
 from .chat import ChatEnv
+from .checked_values import shortened
 from .explain import OPTIONAL_CALLS, explain_calls
 from .function_tools import load_tools
 from .tools import ANSWER, ToolSpec
@@ -62,9 +62,5 @@ class DatasetEnv(ChatEnv):
 
     def step(self, state: Mapping[str, object], call: ToolCall) -> StepResult:
         if call.name in self.functions:
-            result = self.functions[call.name].run(call.arguments)
-            if (length := len(result.observation)) <= MAX_RESULT:
-                return result
-            cut = f"{result.observation[:MAX_RESULT]} … ({length} characters)"
-            return replace(result, observation=cut, error=result.error and result.error[:MAX_RESULT])
+            return shortened(self.functions[call.name].run(call.arguments), MAX_RESULT)
         return super().step(state, call)

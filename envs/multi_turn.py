@@ -17,8 +17,17 @@ from typing import Any, ClassVar, get_args
 from .agent import ROLES, Agent, AgentTurn, CallReader, Message, Seed, call_reader, knows, sees
 from .base import Env, ImageStore, Picture, PromptStyle, Split, State, StepResult, Task, env_name
 from .calls import ToolCall, clean_text, means_call
-from .checked_values import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
+from .checked_values import (
+    LONGEST,
+    checked_call,
+    checked_context,
+    checked_pictures,
+    checked_result,
+    checked_verdicts,
+    shortened,
+)
 from .checks import find_problem
+from .content import text_of
 from .explain import with_system
 from .guard import Outcome, describe, guarded_map
 from .live_rollout import LiveRollout, log_failures, prompts_of
@@ -191,7 +200,7 @@ class MultiTurnEnv(Env[State, Task]):
             problem = find_problem(call, self.tools, context) if self.tools else call.error
         if problem is not None:
             return StepResult(f"error: {problem}", error=problem)
-        result = checked_result(self.step(rollout.state, call))
+        result = shortened(checked_result(self.step(rollout.state, call)))
         if self.sees and result.images:  # load them here, where the author's code may raise or hang
             result = replace(result, images=tuple(map(loaded, result.images)))
         return result
@@ -266,6 +275,8 @@ class MultiTurnEnv(Env[State, Task]):
             cleaned_messages = with_system(clean_text(system_prompt), cleaned_messages)
         if self.style == "full":
             cleaned_messages = with_system(clean_text(self.explain()), cleaned_messages)
+        if (length := sum(len(text_of(m.get("content", ""))) for m in cleaned_messages)) > LONGEST:
+            raise ValueError(f"the prompt has {length} characters, and at most {LONGEST} are possible")
         context = checked_context(self.context(state))
         pictures: tuple[Picture, ...] = ()
         if rollout.keep_images:

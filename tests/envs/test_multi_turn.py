@@ -41,6 +41,8 @@ class TroubleEnv(MultiTurnEnv):
                 return None  # pyright: ignore[reportReturnType]
             case "role":
                 return {}, [{"role": "wizard", "content": "x"}]
+            case "long":
+                return {}, [{"role": "user", "content": "x" * 5_000_000}]
         return {"n": 0, "rubbish": task.get("rubbish", {})}, [{"role": "user", "content": task.get("prompt", "go")}]
 
     def context(self, state: Any) -> StepContext:
@@ -64,6 +66,8 @@ class TroubleEnv(MultiTurnEnv):
                 return None  # pyright: ignore[reportReturnType]
             case "nan":
                 return StepResult("x", reward=float("nan"))
+            case "long":
+                return StepResult("x" * 5_000_000, error="y" * 3_000_000)
             case "number":
                 return StepResult(3)  # pyright: ignore[reportArgumentType]
             case "rubbish":
@@ -176,6 +180,13 @@ def test_a_broken_step_costs_its_own_rollout(what: str, stop_reason: str, error:
     assert all(t.stop_reason == "answer" and t.correct and t.error is None for t in others)
 
 
+def test_an_observation_of_megabytes_is_cut():
+    env = TroubleEnv(max_turns=2)
+    ((step, _),) = [t.steps for t in env.run_trial([{}], ByteAgent(lambda *_: do("long")), 1)["trajectories"]]
+    assert step.observation == "x" * 2_000_000 + " … (5000000 characters)"
+    assert step.error == "y" * 2_000_000
+
+
 @pytest.mark.parametrize(
     "rubbish, error",
     [
@@ -280,7 +291,7 @@ def test_pictures_that_cannot_be_shown_cost_nothing_else():
     assert env.run_trial([{}], ByteAgent(lambda *_: do("end")), 1)["trajectories"][0].correct
 
 
-@pytest.mark.parametrize("how", ["raise", "hang", "nothing", "role"])
+@pytest.mark.parametrize("how", ["raise", "hang", "nothing", "role", "long"])
 def test_a_broken_reset_costs_its_own_rollouts(how: str):
     env = TroubleEnv(max_turns=1, turn_timeout_s=1.5)
     try:
