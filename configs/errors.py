@@ -42,6 +42,19 @@ class ConfigError(GrpoTuiError, ValueError):
         super().__init__("\n".join(str(p) for p in self.problems))
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether SIGINT raised a KeyboardInterrupt. If a `raise` statement did, the user's code has failed."""
+    last = error.__traceback__
+    if not isinstance(error, KeyboardInterrupt) or last is None:
+        return False
+    import dis
+
+    while last.tb_next is not None:
+        last = last.tb_next
+    raised = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
+    return not raised or last.tb_frame.f_globals.get("__name__") == "asyncio.runners"  # which raises it for a SIGINT
+
+
 def count(value: int, noun: str = "", nouns: str = "") -> str:
     """Format an integer with thousands separators and its noun: `1,000,000`, `1 token`, `2 tokens`."""
     return f"{value:,} {noun if value == 1 else nouns or f'{noun}s'}" if noun else f"{value:,}"

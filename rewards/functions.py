@@ -19,7 +19,7 @@ from statistics import fmean
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal, cast
 
-from ..configs.errors import GrpoTuiError
+from ..configs.errors import GrpoTuiError, is_interrupt
 from ..configs.sections.environment import function_name, is_reward_model
 from ..configs.sections.rewards import COMPONENTS
 from ..envs import guard
@@ -244,7 +244,9 @@ class RewardFunctions:
         for function in self.functions if len(completions) else ():
             try:
                 results.append(function.call(**function.arguments(completions, logged)))
-            except (Exception, SystemExit) as problem:  # the user's code
+            except BaseException as problem:  # the user's code
+                if is_interrupt(problem):
+                    raise
                 results.append(self._failed(function, completions, problem))
         waiting = {i: guard.awaited(result) for i, result in enumerate(results) if inspect.isawaitable(result)}
         for i, result in zip(waiting, _together(waiting.values()) if waiting else (), strict=True):
@@ -267,6 +269,8 @@ class RewardFunctions:
                     if isinstance(result, BaseException):
                         raise result
             except BaseException as again:
+                if is_interrupt(again):
+                    raise
                 where, problem = f" for {completions.rows[index]}", again
                 break
         hint = ""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...configs.errors import GrpoTuiError
+from ...configs.errors import GrpoTuiError, is_interrupt
 
 if TYPE_CHECKING:
     from ..runs.control.alerts import AlertSender
@@ -37,10 +37,10 @@ def run_recorded(
         finished = work()
         writer.status("stopped" if finished is False else "finished", exit_code=0)
         return 0
-    except KeyboardInterrupt:
-        writer.status("stopped", error="interrupted from the keyboard", exit_code=130)
-        return 130
     except BaseException as problem:
+        if is_interrupt(problem):
+            writer.status("stopped", error="interrupted from the keyboard", exit_code=130)
+            return 130
         message = one_sentence(problem)
         log.error("%s", traceback.format_exc())
         writer.event("error", message, where=where, traceback=traceback.format_exc())

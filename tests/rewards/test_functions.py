@@ -69,6 +69,14 @@ async def leaves_later(completions, **kwargs):
 async def interrupts(completions, **kwargs):
     raise KeyboardInterrupt
 
+def interrupts_at_once(completions, **kwargs):
+    raise KeyboardInterrupt
+
+def is_interrupted(completions, **kwargs):
+    import signal
+    signal.raise_signal(signal.SIGINT)
+    return [0.0] * len(completions)
+
 async def cancels(completions, **kwargs):
     raise asyncio.CancelledError
 
@@ -176,6 +184,7 @@ def test_functions_of_trl_itself_run(path):
         ("leaves", "raised SystemExit: 3"),
         ("leaves_later", "SystemExit: 3 for row 1 of the data"),
         ("interrupts", "raised KeyboardInterrupt for row 1 of the data"),
+        ("interrupts_at_once", "raised KeyboardInterrupt for row 1 of the data"),
         ("cancels", "raised CancelledError for row 1 of the data"),
         ("leaves_in_a_task", "raised SystemExit: 3 for row 1 of the data"),
         ("several", "returned array([0., 0.]) for row 1 of the data"),
@@ -198,6 +207,11 @@ def test_what_a_function_does_wrong_names_function_and_row_and_may_be_skipped(pa
     assert None in [row[0].value for row in rows]
     assert [row[1].value for row in rows] == [1.0, float(len(asked.completions[1]))]
     assert name in caplog.text
+
+
+def test_ctrl_c_while_a_function_runs_is_no_fault_of_the_function(path):
+    with pytest.raises(KeyboardInterrupt):
+        RewardFunctions.load({path("is_interrupted"): 1.0}, "skip").score(completions("a"))
 
 
 @pytest.mark.parametrize(

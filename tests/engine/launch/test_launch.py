@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import io
@@ -22,6 +23,7 @@ from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.launch import LaunchError, start
 from grpo_tui.engine.launch.find import find_run, list_runs
 from grpo_tui.engine.launch.logs import tail_log
+from grpo_tui.engine.launch.outcome import run_recorded
 from grpo_tui.engine.launch.settings import read_config
 from grpo_tui.engine.launch.start import start_run
 from grpo_tui.engine.launch.stop import delete_run, rename_run, stop_run
@@ -32,6 +34,7 @@ from grpo_tui.engine.runs.errors import RunNotFound
 from grpo_tui.engine.runs.masking import MASKED
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import RunInfo
+from grpo_tui.engine.runs.write.writer import NullWriter
 from grpo_tui.tui.cli.follow import crash_reason, tell_end
 
 from .conftest import until
@@ -432,6 +435,20 @@ def test_the_tail_of_a_log_is_what_a_terminal_would_show(runs_dir: Path):
     assert tail_log(run, 3) == ["100%|###", "bad �", "last"]
     assert tail_log(run, 100, "training")[0] == "first"
     assert tail_log(run, 5, "engine") == [] and tail_log(run, 0) == []
+
+
+def test_code_that_raises_an_interrupt_has_failed_and_a_signal_interrupts(capsys: pytest.CaptureFixture[str]) -> None:
+    def leaves() -> None:
+        raise KeyboardInterrupt
+
+    async def waits() -> None:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(20)
+
+    assert run_recorded(NullWriter(), "training", leaves) == 1
+    assert run_recorded(NullWriter(), "training", lambda: signal.raise_signal(signal.SIGINT)) == 130
+    assert run_recorded(NullWriter(), "training", lambda: asyncio.run(waits())) == 130
+    assert capsys.readouterr().err == "error: KeyboardInterrupt\n"
 
 
 @pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP"])
