@@ -20,6 +20,7 @@ from .cached_rows import CachedRows
 from .chat_session import TokenHistory
 from .decoder import Decoder, UnsupportedModelError
 from .padded_rows import PaddedRows
+from .whole_rows import WholeRows
 
 logger = logging.getLogger(__name__)
 
@@ -33,15 +34,16 @@ OBSERVATIONS = (2, 6)
 """Lengths in tokens of the test conversation."""
 
 
-Rows = CachedRows | PaddedRows
-RowsOf = type[CachedRows] | type[PaddedRows]
+Rows = CachedRows | PaddedRows | WholeRows
+RowsOf = type[CachedRows] | type[PaddedRows] | type[WholeRows]
+SLOWER: dict[RowsOf, str] = {PaddedRows: "each turn", WholeRows: "each token"}
 
 
 def fitting_rows(decoder: Decoder) -> RowsOf:
     """Return the fastest form in which the model acts correctly. Raises UnsupportedModelError."""
     allowed = TOLERANCE.get(computed_in(decoder.base), COARSE)
     reasons = []
-    for form in (CachedRows, PaddedRows):
+    for form in (CachedRows, *SLOWER):
         try:
             off = difference(decoder, form)
         except torch.OutOfMemoryError:
@@ -51,19 +53,20 @@ def fitting_rows(decoder: Decoder) -> RowsOf:
             reasons.append(first_line(error))
             continue
         if off <= allowed:
-            if form is not CachedRows:
+            if form in SLOWER:
                 logger.warning(
-                    "%s does not support a cache of rows with different lengths (%s): each turn encodes its "
+                    "%s does not support a cache of rows with different lengths (%s): %s encodes its "
                     "conversations again, which is correct but slower",
                     type(decoder.base).__name__,
-                    reasons[0],
+                    "; ".join(reasons),
+                    SLOWER[form],
                 )
             return form
         reasons.append(f"{off:.2g} nats of KL, {allowed:g} allowed" if off == off else "NaN, as from damaged weights")
     raise UnsupportedModelError(
         f"{type(decoder.base).__name__} gives different log-probs when it generates token by token than in one pass "
-        f"over the same conversation (on a cache of rows: {reasons[0]}; padded on the left: {reasons[1]}), so it "
-        "cannot be trained; choose another model"
+        f"over the same conversation (on a cache of rows: {reasons[0]}; padded on the left: {reasons[1]}; without a "
+        f"cache: {reasons[2]}), so it cannot be trained; choose another model"
     )
 
 

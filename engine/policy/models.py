@@ -216,7 +216,7 @@ def lora_config(lora: LoraSection, base: PreTrainedModel) -> LoraConfig:
         own = [m for m in base.modules() if isinstance(m, torch.nn.Linear) and "transformers" in type(m).__module__]
         excluded = [
             *excluded,
-            *(m.out_proj for m in mixers if isinstance(getattr(m, "out_proj", None), torch.nn.Linear)),
+            *(part for m in mixers for name, part in m.named_children() if name in ("out_proj", "x_proj", "dt_proj")),
             *(m for m in own if not isinstance(m(m.weight.new_zeros(1, m.in_features)), Tensor)),
         ]
     names = [re.escape(name) for name, module in base.named_modules() if any(module is part for part in excluded)]

@@ -48,6 +48,12 @@ def padded_forward(
     return AgentForward(logits[predicted[:, columns]], bodies[0].last_hidden_state[agent] if keep_hidden else None)
 
 
+def transforms_before_head(base: Any) -> bool:
+    """Return whether a part of the model lies between its body and the product with the vocabulary (ModernBERT's)."""
+    known = (base.base_model, base.get_output_embeddings())
+    return any(next(part.parameters(), None) is not None for part in base.children() if part not in known)
+
+
 def padded_scores(
     model: nn.Module,
     inner: nn.Module,
@@ -58,7 +64,7 @@ def padded_scores(
     temperature: float,
     experts: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Score the agent's tokens with gradient, for a vision-language model: log-probs and entropies [B, T], 0 elsewhere.
+    """Score the agent's tokens with gradient by the model's own logits: log-probs and entropies [B, T], 0 elsewhere.
 
     model: the one to call, possibly wrapped for several processes. inner: the unwrapped model. All on one device.
     experts: also return the loss that balances the experts of the model.

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..policy.packing import Packing
+from ..policy.padded import transforms_before_head
 from ..policy.prepared import PreparedModel
 from ..rollouts.rollout import Rollout
 
@@ -90,6 +92,12 @@ def micro_batches(
         }
         for start in range(0, size * parts, size)
     ]
+
+
+def needs_logits(batch: Batch, base: PreTrainedModel) -> bool:
+    """Return whether the rows need the model's own pass on padded rows: TRL's multiplies hidden states by the head."""
+    rollouts = batch.get("rollouts", ())
+    return any(r.images for r in rollouts) or bool(rollouts and transforms_before_head(base))
 
 
 def packing_of(batch: Mapping[str, Any], model: PreparedModel) -> Packing:

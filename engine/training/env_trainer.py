@@ -28,7 +28,7 @@ from ..rollouts.replay import ReplayBuffer
 from ..rollouts.runner import EnvKey, RolloutRunner, Row, TrialEnv, parse_row
 from ..rollouts.scoring import Scorer
 from . import trl_seam
-from .batch import Batch, make_batch, micro_batches, packing_of, with_trl_names, without_kl_of_replayed
+from .batch import Batch, make_batch, micro_batches, needs_logits, packing_of, with_trl_names, without_kl_of_replayed
 from .frozen import FrozenPass, add_reference, copy_of_policy
 from .losses import Loss, LossInputs, importance_ratio, kl_of_tokens, sum_over_tokens
 from .losses.terms import LossTermsOfStep
@@ -344,7 +344,7 @@ class GRPOEnvTrainer(ResumableTrainer):
             with self.accelerator.autocast():
                 out = model(packing=loss_pass.packing, entropy_grad=self._entropy_bonus_enabled)
             logprobs, entropy = loss_pass.packing.pad(out.logprobs), loss_pass.packing.pad(out.entropy)
-        elif loss_pass is not None and any(r.images for r in loss_pass.batch.get("rollouts", ())):
+        elif loss_pass is not None and needs_logits(loss_pass.batch, self.policy.base):
             with self.accelerator.autocast():
                 logprobs, entropy, aux = padded_scores(
                     model,

@@ -109,7 +109,9 @@ OF_OTHER_KINDS: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 32,
     },
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024},
+    "mamba": {"state_size": 8, "time_step_rank": 4},
     "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 16},
+    "modernbert-decoder": {"local_attention": 16, "global_attn_every_n_layers": 2, "bos_token_id": 1},
     "rwkv": {"attention_hidden_size": 32},
 }
 """What a cache of rows does not hold: recurrent layers, a convolution, masks and positions of the model's own."""

@@ -395,7 +395,7 @@ def _ends(made) -> str:
     return "<|im_end|>" if known else str(made.eos_token)
 
 
-@pytest.mark.parametrize(("kind", "left_out"), [("mamba2", "out_proj"), ("llama4_text", "router")])
+@pytest.mark.parametrize(("kind", "left_out"), [("mamba", "x_proj"), ("mamba2", "out_proj"), ("llama4_text", "router")])
 def test_adapters_leave_out_what_a_kernel_reads_past_them_and_routers_of_several_results(kind: str, left_out: str):
     base = model_of_type(kind)
     net: Any = get_peft_model(base, lora_config(LoraSection(r=2), base))

@@ -216,7 +216,7 @@ def test_the_end_token_that_the_agent_wrote_is_its_own_and_is_not_written_twice(
     assert arrays.turn.tolist()[prompt:] == [0] * (len(arrays) - prompt)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "bloom", "qwen3_5_text", "lfm2", "bamba"])
+@pytest.mark.parametrize("kind", ["gpt2", "bloom", "qwen3_5_text", "lfm2", "bamba", "mamba", "rwkv"])
 def test_models_that_keep_other_things_from_token_to_token_act_as_well(kind):
     net = model_of_type(kind)
     agent = TransformersAgent(net, tokenizer(), max_turn_tokens=8, max_trajectory_tokens=120)
@@ -233,8 +233,10 @@ def test_common_models_act_on_a_cache_of_rows(architecture, attention):
 
 
 def test_models_that_act_otherwise_than_they_learn_are_refused_in_one_sentence():
-    agent = TransformersAgent(model_of_type("rwkv"), tokenizer())
-    said = r"^RwkvForCausalLM gives different log-probs .* choose another model$"
+    net = model("qwen3")
+    next(net.parameters()).data.fill_(torch.nan)
+    agent = TransformersAgent(net, tokenizer())
+    said = r"^Qwen3ForCausalLM gives different log-probs .* choose another model$"
     with pytest.raises(UnsupportedModelError, match=said):
         agent.start([user("x")], 1)
 

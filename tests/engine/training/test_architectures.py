@@ -49,6 +49,11 @@ def test_a_family_with_settings_of_experts_that_it_lacks_trains(tmp_path: Path):
     assert math.isfinite(trained(tmp_path, model)[metric.LOSS])
 
 
+def test_a_layer_between_body_and_vocabulary_is_part_of_the_loss(tmp_path: Path):
+    found = trained(tmp_path, model_of_type("modernbert-decoder"))
+    assert 0 <= found[metric.KL_UNCHANGED] < 1e-10
+
+
 def test_a_prompt_that_the_policy_would_never_write_has_no_part_in_the_gradient(tmp_path: Path):
     """At this temperature its log-probs are below -88 nats, so π_ref / π of them is infinite in float32."""
     found = trained(tmp_path, model_of_type("gemma2"), "training.temperature=0.02")
