@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from grpo_tui import Recorder
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import SeenImage
@@ -150,6 +151,17 @@ async def test_image_appears_hides_and_grows(run: Path) -> None:
         assert app.screen.image.size.height > height
         assert "▀" not in await app.press("i")
         assert "▀" in await app.press("i")
+
+
+async def test_an_image_is_offered_where_there_is_one(run: Path, tmp_path: Path) -> None:
+    with Recorder(tmp_path / "run") as record:
+        record.rollouts(1, [{"messages": [{"role": "assistant", "content": "6"}]}])
+    async with running(tmp_path, Stepper(tmp_path / "run", 1), size=(330, 45)) as app:
+        assert "i image" not in app.text and "[/] group" not in app.text
+        assert "This step has no image." in await app.press("i")
+    async with running(run.parent, Stepper(run, 1), size=(330, 45)) as app:
+        assert "i image" in app.text and "[/] group" in app.text
+        assert "i image" not in await app.press("c"), "the conversation shows no image"
 
 
 async def test_pixels_of_an_image_go_with_its_pane(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query, needles
+from grpo_tui.engine.runs.types import Call, Step
 from grpo_tui.engine.runs.write.writer import RunWriter
-from grpo_tui.tui.app.destinations import Trajectories
+from grpo_tui.tui.app.destinations import Stepper, Trajectories
 from grpo_tui.tui.app.rollout_fields import Field
 from grpo_tui.tui.app.text_search import fold, span_after, span_before, spans
 from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES, Palette
@@ -109,3 +111,51 @@ async def test_a_search_of_the_list_is_marked_where_it_opens(run: Path, tmp_path
         found = app.app.palette.base + app.app.palette.found
         shown = [s.text for line in app.screen.text.lines for s in line.segments if s.style == found]
         assert shown == ["CAFÉ,", "noir"], app.text
+
+
+def _sentence(first: int, last: int) -> str:
+    return " ".join(f"word needle{i:03}" for i in range(first, last))
+
+
+async def test_each_match_scrolls_to_its_own_line(run: Path, tmp_path: Path) -> None:
+    """In calls whose paths lose their folder, wrapped lines with several matches, indented JSON, and raw texts."""
+    data = json.dumps({"items": [{"name": f"needle{i:03}", "size": i} for i in range(14, 50)], "more": ["x" * 60] * 40})
+    calls = (
+        Call(
+            "view",
+            {"path": "/a/long/folder/needle000.py"},
+            result="\r\n\n" + _sentence(2, 7) + "\r\n" + _sentence(7, 9),
+        ),
+        Call("view", {"path": "/a/long/folder/needle009.py", "note": _sentence(10, 14)}, result=data),
+        Call("view", {"path": "/a/long/folder/x.py"}, result="x" * 30_000 + _sentence(50, 54) + "x" * 9_000),
+    )
+    steps = (Step(0, "", action="view", calls=calls), Step(1, _sentence(54, 60), action=None))
+    with RunReader(run) as reader:
+        record = replace(reader.bodies.trajectory(1), breakdown=None)
+    own = tmp_path / "runs" / "places"
+    own.mkdir(parents=True)
+    writer = RunWriter(own)
+    writer.trajectories(1, [replace(record, trajectory=replace(record.trajectory, id="one", steps=steps))])
+    writer.close()
+    async with running(own.parent, Stepper(own, 1), size=(90, 30)) as app:
+        screen = app.screen
+        screen.find = ("needle",)
+        for raw in (False, True):
+            seen = []
+            while screen.find_match(1):
+                screen.show_rollout()
+                match, panel = screen.cursor.match, screen.reading
+                written = panel.texts.of(match.key[0])[match.key[1]].text
+                line = panel._line_of(match)
+                near = "".join(panel.lines[i].plain.strip() for i in range(line, min(line + 2, len(panel.lines))))
+                assert written[match.start : match.end + 3] in near
+                seen.append(written[match.start + 6 : match.end + 3])
+            assert set(seen) >= {f"{i:03}" for i in range(2, 60)} and (raw or seen == sorted(seen))
+            await app.press("r", "g")
+
+
+def test_letters_on_both_sides_of_a_line_end_are_no_match() -> None:
+    lay = TextLayout(Renderer(PALETTE), 20, {"text": 9}, ["st"], lambda key: True, lambda key: False)
+    lay.put(0, [Field("", "it stays at all his time always", kind="plain")])
+    lines = list(Flow(lay.parts))
+    assert [line.plain for line in lines] == ["it stays at all his", "time always"] and marked(lines) == "st"

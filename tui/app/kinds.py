@@ -81,22 +81,26 @@ def _literal(line: str, ansi: bool) -> str:
     return "".join(part if index % 2 else literal(part) for index, part in enumerate(parts))
 
 
-def chunks(text: str, kind: str) -> Iterator[str]:
-    """Split a text for layout: Markdown between paragraphs, others between lines, lines over `CHUNK` anywhere."""
+def chunks(text: str, kind: str) -> Iterator[tuple[int, str]]:
+    """Split a text for layout: Markdown between paragraphs, others between lines, lines over `CHUNK` anywhere. Yields
+    the first character and the text of each part."""
     if len(text) <= CHUNK * 3 // 2:
-        yield text
+        yield 0, text
         return
     gathered: list[str] = []
-    size, fence = 0, ""
+    begin = position = size = 0
+    fence = ""
     for full_line in text.split("\n"):
         for line in (full_line[start : start + CHUNK] for start in range(0, max(1, len(full_line)), CHUNK)):
             between = kind != "markdown" or not line.strip() or size > 2 * CHUNK
             if size >= CHUNK and between and not (fence and size <= 2 * CHUNK):
-                yield "\n".join([*gathered, *([fence[:3]] if fence else [])])
-                gathered, size = [fence] if fence else [], 0
+                yield begin, "\n".join([*gathered, *([fence[:3]] if fence else [])])
+                gathered, size, begin = [fence] if fence else [], 0, position
             if kind == "markdown" and (mark := _FENCE.match(line)):
                 fence = "" if fence else mark[1][:3] + mark[2]
             gathered.append(line)
             size += len(line) + 1
+            position += len(line)
+        position += 1
     if gathered:
-        yield "\n".join(gathered)
+        yield begin, "\n".join(gathered)

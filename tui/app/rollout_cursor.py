@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from ...engine.runs.errors import RecordError
 from ...engine.runs.read.reader import RunReader
-from ...engine.runs.types import Step, Trajectory, TrajectoryRecord, TrajectoryRow
+from ...engine.runs.types import Step, TrajectoryRecord, TrajectoryRow
 from ..plain import Whole, read_whole
-from .rollout_fields import Key, fields_at
+from .rollout_fields import Key, RolloutTexts
 from .text_search import span_after, span_before
 
 _KEPT = 12
@@ -94,20 +94,21 @@ class RolloutCursor:
             return None
         return numbers[(numbers.index(self.n) + by) % len(numbers)]
 
-    def find(self, words: Sequence[str], by: int = 1) -> bool:
+    def find(self, words: Sequence[str], by: int = 1, raw: bool = False, task: bool = False) -> bool:
+        """Move to the next (`by` +1) or previous (−1) match in the texts as shown (`RolloutTexts`)."""
         if self.record is None:
             return False
-        found = beside(self.record.trajectory, words, self.step, self.match, by)
+        found = beside(RolloutTexts(self.record.trajectory, raw, task), words, self.step, self.match, by)
         if found is not None:
             self.step, self.match = found.step, found
         return found is not None
 
 
-def beside(trajectory: Trajectory, words: Sequence[str], step: int, match: Match | None, by: int) -> Match | None:
+def beside(texts: RolloutTexts, words: Sequence[str], step: int, match: Match | None, by: int) -> Match | None:
     """Return the next (`by` +1) or previous (−1) match from a match on, or from `step` on without one."""
-    last = max(0, len(trajectory.steps) - 1)
+    last = max(0, len(texts.trajectory.steps) - 1)
     for position in range(step, last + 1) if by > 0 else range(step, -1, -1):
-        fields = fields_at(trajectory, position)[::by]
+        fields = texts.shown_with(position)[::by]
         current = match if match is not None and match.step == position else None
         if current is not None:
             fields = fields[[key for key, _ in fields].index(current.key) :]

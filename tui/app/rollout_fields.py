@@ -172,6 +172,12 @@ class RolloutTexts:
             self._made[position] = self._make(position)
         return self._made[position]
 
+    def shown_with(self, step: int) -> list[tuple[Key, Field]]:
+        """Return the texts of a step by key. The first step includes the prompt, the last one the answer."""
+        ends = step >= len(self.trajectory.steps) - 1
+        positions = [*([PROMPT] if step == 0 else []), step, *([END] if ends else [])]
+        return [((position, index), field) for position in positions for index, field in enumerate(self.of(position))]
+
     def _make(self, position: int) -> list[Field]:
         t = self.trajectory
         if position == PROMPT:
@@ -185,15 +191,6 @@ class RolloutTexts:
     def summary(self, position: int) -> str:
         """Summarise a step in one line."""
         return summary(self.trajectory.steps[position], self._root)
-
-
-def fields_at(trajectory: Trajectory, step: int) -> list[tuple[Key, Field]]:
-    """Return the texts of a step by key. The first step includes the prompt, the last one the answer."""
-    steps = trajectory.steps
-    parts = [(PROMPT, prompt_fields(trajectory))] if step == 0 else []
-    parts += [(step, step_fields(steps[step]))] if step < len(steps) else []
-    parts += [(END, end_fields(trajectory))] if step >= len(steps) - 1 else []
-    return [((position, index), field) for position, fields in parts for index, field in enumerate(fields)]
 
 
 def _seen_field(seen: Sequence[SeenImage]) -> list[Field]:

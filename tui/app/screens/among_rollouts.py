@@ -19,6 +19,8 @@ class AmongRollouts(PagedScreen):
 
     show_rollout: Callable[[], None]
     show_reading: Callable[[], None]
+    find_match: Callable[[int], bool]
+    """Moves the cursor to the next (+1) or previous (−1) match."""
 
     def __init__(self, reads: Reads, query: Query, find: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -52,7 +54,7 @@ class AmongRollouts(PagedScreen):
         self.wanted = opened.n
         self.cursor.open(opened, -1 if find < 0 else step)
         if find and self.find:
-            self.cursor.find(self.find, find)
+            self.find_match(find)
         self.show_rollout()
         if opened.n:
             self.call_after_refresh(self._go_ahead, opened.n)
@@ -112,9 +114,9 @@ class AmongRollouts(PagedScreen):
     def search_here(self, text: str) -> None:
         self.find = (text,) if text else ()
         step = self.cursor.step
-        if text and not self.cursor.find(self.find):
+        if text and not self.find_match(1):
             self.cursor.go_to(0)
-            if not self.cursor.find(self.find):
+            if not self.find_match(1):
                 self.cursor.go_to(step)
                 self.say(f"“{text}” is not in this trajectory. n searches the next ones.")
         self.show_rollout()
@@ -122,7 +124,7 @@ class AmongRollouts(PagedScreen):
     def action_match(self, by: int) -> None:
         if not self.find:
             self.action_rollout(by)
-        elif self.cursor.find(self.find, by):
+        elif self.find_match(by):
             self.show_rollout()
         else:
             query = self.list_query

@@ -234,10 +234,14 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
     def reading(self) -> ReadingPanel:
         return self.conversation if self._body == "conversation" else self.text
 
+    def find_match(self, by: int) -> bool:
+        return self.cursor.find(self.find, by, self.reading.raw, self.reading.whole_prompt)
+
     def action_raw(self) -> None:
         if self._body == "tokens":
             self.tokens.show_raw(not self.tokens.raw)
         else:
+            self.cursor.match = None
             for panel in (self.text, self.conversation):
                 panel.toggle_raw()
 
@@ -262,7 +266,15 @@ class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
         self._show_body("step" if self._body == "conversation" and not self.tab else "conversation")
         self.shell.memory.put("stepper view", self._body)
 
+    def hint_label(self, action: str, label: str) -> str:
+        if action == "image" and not (self.image.source and self._body == "step"):
+            return ""
+        return "" if action == "sibling(1)" and len(self.cursor.opened.group) < 2 else label
+
     def action_image(self) -> None:
+        if not self.image.source:
+            self.say("This step has no image.")
+            return
         self._image_shown = not self._image_shown
         self.frame.replan()
 

@@ -16,7 +16,7 @@ from ..rollout_fields import END, PROMPT, Key, RolloutTexts
 from ..text_search import spans
 from .pane import Line, wrapped
 from .rendering import Renderer
-from .text_layout import Flow, FlowPane, TextLayout
+from .text_layout import MATCH, Flow, FlowPane, TextLayout
 
 _CONVERSATION = {
     "prompt": 6,
@@ -140,7 +140,7 @@ class ReadingPanel(FlowPane):
         self._again(self._chosen)
 
     def toggle_raw(self) -> None:
-        self.raw, self._open = not self.raw, {}
+        self.raw, self._open, self.match = not self.raw, {}, None
         self._take_texts()
         self.title = self._heading()
         self._again(None)
@@ -212,21 +212,25 @@ class ReadingPanel(FlowPane):
                 self.on_step(position)
 
     def _line_of(self, match: Match) -> int:
-        """Return the line of a match, found by counting the matches before it in its part."""
+        """Return the line of a match, found by counting the matches before it in its part, and before that in the whole
+        text if its layout has other characters (indented JSON)."""
         if self.texts is None or self._text_layout is None:
             return 0
         key, flow = match.key, self.flow
         self._expand(key[0])
         if key not in self._text_layout.places:
             return 0
-        parts, begins = self._text_layout.places[key]
-        index = max(0, bisect_right(begins, match.start) - 1)
+        parts, begins, shown = self._text_layout.places[key]
+        text = self.texts.of(key[0])[key[1]].text
+        start = len(text[: match.start].replace("\r\n", "\n").lstrip("\n"))
+        if not shown.startswith(text[match.start : match.end], start):
+            found = [begin for begin, _ in spans(shown, self.find)]
+            start = found[min(len(spans(text[: match.start], self.find)), len(found) - 1)] if found else 0
+        index = max(0, bisect_right(begins, start) - 1)
         part = parts[index]
         flow.laid_out(flow.parts.index(part))
-        text = self.texts.of(key[0])[key[1]].text
-        before = len(spans(text[begins[index] : match.start], self.find))
-        found = self.palette.base + self.palette.found
-        holding = [i for i, line in enumerate(part.lines or ()) if any(s.style == found for s in line.segments)]
+        before = len(spans(shown[begins[index] : start], self.find))
+        holding = [i for i, line in enumerate(part.lines or ()) for hit in line.hits if hit[2] is MATCH]
         return flow.start(part) + (holding[min(before, len(holding) - 1)] if holding else 0)
 
     # -- laying out ---------------------------------------------------------------------------------------------

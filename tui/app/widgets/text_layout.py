@@ -10,19 +10,22 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import overload
 
 from rich.style import Style
 
 from ...text import width as cells_of
-from ..kinds import CHUNK, LARGE, chunks, kind_of, prepared
+from ..kinds import CHUNK, LARGE, SGR, chunks, kind_of, prepared
 from ..rollout_fields import PROMPT, Field, Key
 from ..text_search import JOINT, spans
 from ..theme import Palette
 from .pane import Line, Pane
 from .rendering import Renderer, marked_lines
 
+MATCH = object()
+_NEAR = 8
+"""Characters around a line end that tell whether the line was broken within a word."""
 Make = Callable[[], "Sequence[Line] | Sequence[FlowPart]"]
 
 
@@ -144,7 +147,7 @@ class TextLayout:
     """Lays out texts `width` cells wide.
 
     folds: fold height by role. is_open: whether a text is unfolded. is_chosen: whether `enter` acts on a text. parts:
-    the parts of the flow. places: the parts of each text and their first characters.
+    the parts of the flow. places: the parts of each text, their first characters, and the text as laid out.
     """
 
     renderer: Renderer
@@ -156,7 +159,7 @@ class TextLayout:
     spaced: bool = False
     """Whether blank lines separate thought, words and calls."""
     parts: list[FlowPart] = field(default_factory=list)
-    places: dict[Key, tuple[Sequence[FlowPart], Sequence[int]]] = field(default_factory=dict)
+    places: dict[Key, tuple[Sequence[FlowPart], Sequence[int], str]] = field(default_factory=dict)
 
     @property
     def palette(self) -> Palette:
@@ -191,7 +194,7 @@ class TextLayout:
         folds = _rows(text, room) > fold + max(2, fold // 2)  # else folding hides too little
         if folds and not self.is_open(key):
             part = FlowPart(partial(self._folded, key, field, text, fold), fold + 2, key)
-            part.fold, self.places[key] = key, ([part], (0,))
+            part.fold, self.places[key] = key, ([part], (0,), text)
             self.parts.append(part)
             return
         kind = _kind(field, text)
@@ -199,11 +202,11 @@ class TextLayout:
             text = prepared(text, kind)
         pieces = list(chunks(text, kind))
         parts = []
-        for index, piece in enumerate(pieces):
+        for index, (_, piece) in enumerate(pieces):
             first, last = index == 0, folds and index == len(pieces) - 1
             make = partial(self._piece, key, field, piece, kind, first, last)
             parts.append(FlowPart(make, _rows(piece, room) + first + last, (*key, index)))
-        self.places[key] = parts, list(accumulate((len(p) + 1 for p in pieces[:-1]), initial=0))
+        self.places[key] = parts, [begin for begin, _ in pieces], text
         self.parts += parts
         if folds:
             parts[-1].fold = key
@@ -253,8 +256,9 @@ class TextLayout:
         left = self._left(field, full_text.strip("\n"))
         style: Style = getattr(self.palette, "strong" if field.role == "call" else field.tone)
         room = max(1, self.width - left)
-        lines = self.renderer.lines(prepared(piece, kind), kind, room, style) if piece else []
-        lines = self._found(lines, room)
+        shown = prepared(piece, kind)
+        lines = self.renderer.lines(shown, kind, room, style) if piece else []
+        lines = self._found(lines, room, SGR.sub("", shown))
         return [Line(self.palette).gap(left).extend(line) for line in lines]
 
     def _headed(self, field: Field, text: str, lines: list[Line]) -> list[Line]:
@@ -291,14 +295,22 @@ class TextLayout:
         line.hits = [(0, self.width, ("fold", key))]
         return line
 
-    def _found(self, lines: list[Line], room: int) -> list[Line]:
-        """Mark search matches, also across line ends."""
-        if not self.find:
+    def _found(self, lines: list[Line], room: int, source: str) -> list[Line]:
+        """Mark search matches, also across line ends. A click target `MATCH` is where each one begins."""
+        if not self.find or not lines:
             return lines
-        texts = [line.plain for line in lines]
-        joints = [JOINT if cells_of(text) >= room - 1 else " " for text in texts]
-        joined = "".join(text + joint for text, joint in zip(texts, joints, strict=True))
-        return marked_lines(lines, spans(joined[:-1], self.find, joined=True), self.palette.found)
+        joined = ""
+        for text, after in pairwise([*(line.plain for line in lines), ""]):
+            broken = cells_of(text) >= room - 1 and text[-_NEAR:] + after[:_NEAR] in source
+            joined += text + (JOINT if broken else " ")
+        found = spans(joined[:-1], self.find, joined=True)
+        lines, ends = (
+            marked_lines(lines, found, self.palette.found),
+            [*accumulate(len(line.plain) + 1 for line in lines)],
+        )
+        for start, _ in found:
+            lines[bisect_right(ends, start)].hits.append((0, 0, MATCH))
+        return lines
 
 
 def _end(text: str, kind: str, fold: int, width: int, tail: bool) -> str:
@@ -308,7 +320,7 @@ def _end(text: str, kind: str, fold: int, width: int, tail: bool) -> str:
     most = 2 * fold + 2 if kind == "markdown" else fold + 1
     part = "\n".join(lines[-most:] if tail else lines[:most])
     pieces = list(chunks(part, kind))
-    return pieces[-1] if tail else pieces[0]
+    return pieces[-1 if tail else 0][1]
 
 
 def _from(line: Line, cells: int) -> Line:
