@@ -8,7 +8,8 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +22,8 @@ from grpo_tui.tui.app.destinations import Live
 from grpo_tui.tui.app.live_charts import CHARTS
 from grpo_tui.tui.app.live_data import FOLLOW_SECONDS, read
 from grpo_tui.tui.app.screens import chart_keys
-from grpo_tui.tui.app.widgets.live_panels import telling
+from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES, Palette
+from grpo_tui.tui.app.widgets.live_panels import LogPanel, telling
 from grpo_tui.tui.format import fixed
 
 from .demo_run import make_run
@@ -405,6 +407,17 @@ def test_the_log_shows_what_a_person_wants_and_the_rest_stays_in_the_file() -> N
     assert telling(log) == kept
     assert telling(log[:-1]) == [*kept[:-1], log[-2]], "a bar that is under way is the news"
     assert telling([]) == telling([library, "  warnings.warn("]) == []
+
+
+@pytest.mark.parametrize("width", range(34, 72))
+def test_a_step_in_the_log_keeps_its_seconds_at_any_width(width: int) -> None:
+    panel = LogPanel()
+    panel.frame = cast(Any, SimpleNamespace(app=SimpleNamespace(palette=Palette(THEMES[DEFAULT_THEME]))))
+    numbers = "step 1,204  reward 0.934  success 0.94  kl 0.0967  12.81 s"
+    panel.tail = [f"2026-11-28 11:50:53,929 INFO grpo_tui.recording: {numbers}"]
+    lines = [line.plain for line in panel.build(width, 6)]
+    assert len(lines) <= 2 and all(len(line) <= width for line in lines)
+    assert "  ".join(line.strip() for line in lines) == f"11:50:53 {numbers}"
 
 
 async def test_rollouts_in_flight_with_how_long_they_take(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ class LiveScreen(ChartKeys, RequestKeys):
         shown = self.shown
         if action == "chat" and (shown is None or shown.foreign or shown.info.active != self._online):
             return ""
-        if action in ("stop", "checkpoint") and shown is not None and shown.state == "ended":
+        if action in ("stop", "checkpoint", "next_text(1)") and shown is not None and shown.state == "ended":
             return ""
         return _PAUSE_HINTS.get(shown.state, "") if action == "pause" and shown is not None else label
 

@@ -286,11 +286,17 @@ class LogPanel(LivePanel):
         line = Line(p)
         line.offer(Line(p).add(found["time"], p.faint).gap(), width - 12)
         left = line.width
-        rows = [""]
-        for part in (sign + message).split("  "):  # keeps a name and its number together
-            joined = f"{rows[-1]}  {part}" if rows[-1] else part
-            rows[-1:] = [joined] if cells_of(joined) <= width - left or not rows[-1] else [rows[-1], part]
-        first, *more = wrapped(p, "\n".join(rows), max(1, width - left), tone) or [Line(p)]
-        if len(more) > 1:  # a message takes at most two lines
-            more = [more[0].cropped(width - left - 1).add("…", p.muted)]
-        return [line.extend(first), *(Line(p).gap(left).extend(rest) for rest in more)]
+        parts = (sign + message).split("  ")
+        lines = wrapped(p, _taken(parts, width - left), width, tone, after=line) or [line]
+        indent = left if cells_of("  ".join(parts)) <= width - left else min(left, 2)
+        lines += wrapped(p, _taken(parts, width - indent), width, tone, after=Line(p).gap(indent))
+        if len(lines) > 2 or parts:  # a message takes at most two lines
+            lines[1:] = [lines[1].cropped(width - 1).add("…", p.muted)]
+        return lines
+
+
+def _taken(parts: list[str], room: int) -> str:
+    """Take the first parts that fit into a line, at least one. A part is a name with its number."""
+    n = next((n for n in range(len(parts), 1, -1) if cells_of("  ".join(parts[:n])) <= room), 1)
+    taken, parts[:n] = "  ".join(parts[:n]), []
+    return taken
