@@ -115,6 +115,26 @@ def test_a_signal_ends_the_app_with_its_settings_and_gives_the_terminal_back(
     assert json.loads((tmp_path / "grpo-tui" / "app.json").read_text())["theme"] != "grpo-dark"
 
 
+def test_a_signal_ends_the_app_although_its_terminal_does_not_read(run: Path, tmp_path: Path) -> None:
+    code = f"from grpo_tui.tui.app import inside_textual; inside_textual._PATIENCE_S = 0.2\n{OPEN}"
+    words = ("-c", code, str(run))
+    screen = app_terminal(*words, cwd=run.parent, size=(160, 48), variables={"XDG_STATE_HOME": tmp_path})
+    try:
+        screen.see("1 of 320", "SEGMENT")
+        screen.press("\x14")
+        screen.settle()
+        for _ in range(60):  # full screens, until the terminal's buffer and Textual's queue are full
+            screen.press("\x0c")
+            time.sleep(0.01)
+        os.kill(screen.pid, signal.SIGTERM)
+        assert screen.process.wait(10.0) == 128 + signal.SIGTERM
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(screen.pid, signal.SIGKILL)
+        os.close(screen.fd)
+    assert json.loads((tmp_path / "grpo-tui" / "app.json").read_text())["theme"] != "grpo-dark"
+
+
 def test_bytes_that_are_no_text_are_skipped(run: Path) -> None:
     """As in a paste from another encoding, or in the reports of a mouse right of column 95 without SGR."""
     with terminal(run) as screen:

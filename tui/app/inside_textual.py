@@ -8,6 +8,7 @@ The app checks each name at the start. If one is missing or has another signatur
 | `App._fatal_error` | one line for the user, the traceback in a file | Textual's traceback on the terminal |
 | `Screen._push_result_callback` | replacing the first screen, which was never pushed | the new one is put on top |
 | `LinuxDriver._key_thread`, `._file` | one input thread, and no wait for a closed terminal | Textual's behaviour |
+| `LinuxDriver.attrs_before` | giving back a terminal that does not read its output | it stays without echo |
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import inspect
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -28,6 +30,8 @@ from rich.color import ColorSystem
 from rich.console import COLOR_SYSTEMS
 from textual.app import App
 from textual.driver import Driver
+from textual.events import Event, InputEvent, Key, Paste
+from textual.message import Message
 from textual.screen import Screen
 from textual.strip import Strip
 from textual.worker import WorkerFailed
@@ -43,6 +47,14 @@ _CHOPS: Any = getattr(_compositor, "ChopsUpdate", ())
 _SYNCHRONISED = "\x1b[?2026h{}\x1b[?2026l"
 """Terminals that support this mode show the enclosed text at once."""
 _OF_THE_APP = ("_batch_count", "_closed", "_driver", "_sync_available")
+_TYPED = 1_000
+"""Characters that arrived together from which they count as pasted: nobody types so fast."""
+_BURST = 32
+"""Characters that arrived together from which the app waits for more."""
+_PAUSE_S = 0.1
+"""Seconds without input that end a pasted text."""
+_PATIENCE_S = 3.0
+"""Seconds after a signal until the app ends although its terminal does not read the output."""
 HUNG_UP = 129
 """The exit code that shells give a program that ended with its terminal (128 + SIGHUP)."""
 
@@ -52,6 +64,8 @@ class OwnOutputApp(App[None]):
 
     fatal: Callable[[BaseException], None]
     """Reports an error that ends the app."""
+    save: Callable[[], None]
+    """Saves the settings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,11 +83,40 @@ class OwnOutputApp(App[None]):
             self.set_interval(1.0, self._end_with_terminal)
             for number in (signal.SIGHUP, signal.SIGTERM):  # save the settings, and give the terminal back
                 if signal.getsignal(number) != signal.SIG_IGN:
-                    end = partial(self.exit, return_code=128 + number)
-                    asyncio.get_running_loop().add_signal_handler(number, end)
+                    signal.signal(number, partial(self._end, asyncio.get_running_loop()))
         elif self.is_web:
             server = os.getppid()
             self.set_interval(1.0, lambda: None if os.getppid() == server else self.exit(return_code=HUNG_UP))
+
+    def _end(self, loop: asyncio.AbstractEventLoop, number: int, frame: object) -> None:
+        """End the app, also if its thread waits for a terminal that does not read: the handler of a signal."""
+        loop.call_soon_threadsafe(partial(self.exit, return_code=128 + number))
+        last = threading.Timer(_PATIENCE_S, self._give_up, [128 + number])
+        last.daemon = True
+        last.start()
+
+    def _give_up(self, code: int) -> None:
+        self.save()
+        with suppress(Exception):
+            import termios
+
+            termios.tcsetattr(sys.__stdin__, termios.TCSANOW, self._driver.attrs_before)  # type: ignore[union-attr, arg-type]
+        os._exit(code)
+
+    async def on_event(self, event: Event) -> None:
+        if isinstance(event, _Typed):
+            before = 0
+            while _BURST < event.size != before:  # the rest of a text may still arrive
+                before = event.size
+                await asyncio.sleep(_PAUSE_S)
+            keys, more = event.taken()
+            if more:
+                await self.on_event(Paste("".join([*(key.character or "" for key in keys), *more]).replace("\r", "\n")))
+                return
+            for key in keys:
+                await self.on_event(key)
+            return
+        await super().on_event(event)
 
     def _end_with_terminal(self) -> None:
         # If SIGHUP is ignored (nohup), Textual would read the end of file for ever.
@@ -150,8 +193,40 @@ class _LossyOutput:
         return self._terminal.fileno()
 
 
+class _Typed(InputEvent, bubble=False):
+    """Keys with a character that arrived before the app took the first one. As single messages, a pasted megabyte from
+    a terminal without bracketed paste would occupy the app for many minutes."""
+
+    def __init__(self, key: Key) -> None:
+        super().__init__()
+        self._keys, self._more = [key], list[str]()
+        self._lock = threading.Lock()
+        self._open = True
+
+    @property
+    def size(self) -> int:
+        return len(self._keys) + len(self._more)
+
+    def adds(self, key: Key) -> bool:
+        """Add a key, unless the app has taken the others. Returns whether it did."""
+        with self._lock:
+            if self._open and len(self._keys) < _TYPED:
+                self._keys.append(key)
+            elif self._open:
+                self._more.append(key.character or "")
+            return self._open
+
+    def taken(self) -> tuple[list[Key], list[str]]:
+        """Return the first `_TYPED` keys, and the characters of the others."""
+        with self._lock:
+            self._open = False
+            return self._keys, self._more
+
+
 def _single_input(base: type[Driver]) -> type[Driver]:
     class SingleInput(base):  # type: ignore[valid-type, misc]
+        _typed: _Typed | None = None
+
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
             self._file = _LossyOutput(sys.__stderr__)  # type: ignore[arg-type]
@@ -170,6 +245,15 @@ def _single_input(base: type[Driver]) -> type[Driver]:
                 super().start_application_mode()
             finally:
                 self._starts = False
+
+        def send_message(self, message: Message) -> None:
+            if isinstance(message, Key) and message.character is not None:
+                if self._typed is not None and self._typed.adds(message):
+                    return
+                message = self._typed = _Typed(message)
+            else:
+                self._typed = None
+            super().send_message(message)
 
         def run_input_thread(self) -> None:
             while True:

@@ -70,6 +70,7 @@ class Shell(OwnOutputApp):
         self.runs_dir = Path(runs_dir)
         self.memory = memory or Memory()
         self._reads: dict[str, Reads] = {}
+        self.save = self.memory.save
         self.clock: Callable[[], float] = time.time
         """The clock for ages, in seconds since the epoch."""
 

@@ -147,6 +147,8 @@ class PromptBar(Widget):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
+        if event.input.cursor_at_end:  # Textual does not scroll to the end of the first text
+            self.call_after_refresh(lambda: event.input.scroll_to(event.input.max_scroll_x, animate=False, force=True))
         problem = self._check(self._text(event.value))
         offered = [] if event.value in self._offered else self._complete(event.value)
         hint = f"tab: {' · '.join(text.split()[-1] for text in offered)}" if offered else self._hint
