@@ -94,13 +94,19 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
 @detector(need.KL)
 def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a policy that leaves the reference within a few steps. Usually the learning rate is too high."""
-    recent = [b.metrics[metric.KL_MEAN] for b in batches[-KL_STEPS - 1 :]]
+    known = ([b for b in batches if b.rollouts] or batches)[-KL_STEPS - 1 :]  # more updates repeat the KL
+    near = [b for b in known if (known[-1].step or 0) - (b.step or 0) <= KL_STEPS]
+    near = near if len(near) > 1 else known[-2:]
+    recent = [b.metrics[metric.KL_MEAN] for b in near]
     lowest = min(range(len(recent)), key=lambda i: (recent[i], -i))
-    rise, steps = recent[-1] - recent[lowest], len(recent) - 1 - lowest
-    if rise <= limits.kl_rise:
+    start = near[lowest].step
+    rise = recent[-1] - recent[lowest]
+    steps = (near[-1].step or 0) - (start or 0) or len(recent) - 1 - lowest
+    limit = limits.kl_rise * max(1.0, steps / KL_STEPS)
+    if rise <= limit:
         return []
     better = improvement(batches, limits)
-    if not better and rise <= LEAP * limits.kl_rise:
+    if not better and rise <= LEAP * limit:
         better = steady(batches)
     measured = (
         f"KL to the reference rose by {rise:.2g} nats per token in {steps} step{'s' * (steps > 1)}, to {recent[-1]:.2g}"
@@ -109,8 +115,8 @@ def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     if better:
         message = f"the policy moves fast, while {better}: {measured}."
     severity = "hint" if better else "warning"
-    ids, began = ids_of(batches[-1].rollouts), batches[-steps].step
-    return [Finding(message, rise, limits.kl_rise, ids, severity=severity, began=began)]
+    ids, began = ids_of(near[-1].rollouts), None if start is None else start + 1
+    return [Finding(message, rise, limit, ids, severity=severity, began=began)]
 
 
 @detector(need.ENTROPY)

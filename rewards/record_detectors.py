@@ -31,6 +31,8 @@ ALIKE, ALL_ALIKE = 0.8, 0.95
 """Share of groups with a single text, during the run and before the first update."""
 FROZEN = 1e-5
 """Entropy in nats per token that only a sampling temperature near 0 causes before the first update."""
+LOST = 0.1
+"""Share of rollouts outside the loss. A setting may mask only those that a limit cut."""
 UNENDED = 0.9
 """Share of rollouts whose loss lacks one token of each turn. Turns that a limit cut have no end-of-turn token."""
 Z = 4.0
@@ -206,8 +208,8 @@ def trained_tokens(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fi
     for name, hit, problem, limit in (
         ("trained_tokens", more, "includes tokens that the agent did not write: mask them", 0.5),
         ("untrained_tokens", less, "leaves out tokens that the agent wrote: check the mask", 0.5),
-        ("untrained_tokens", masked, "leaves out whole rollouts that no limit cut: check the mask", 0.5),
-        ("untrained_tokens", lost, "leaves out rollouts that training selected: check how its rows are made", 0.5),
+        ("untrained_tokens", masked, "leaves out whole rollouts that no limit cut: check the mask", LOST),
+        ("untrained_tokens", lost, "leaves out rollouts that training selected: check how its rows are made", LOST),
         ("untrained_tokens", unended, "leaves out the end of turns, so the policy does not learn to stop", UNENDED),
     ):
         share = len(hit) / len(rollouts)

@@ -90,7 +90,7 @@ def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
     if in_stds <= limits.reward_rise or end - start > limits.success_rise or end > 0.99:
         return []
     names = sorted({n for b in batches for r in b.rollouts for n in r.contributions})
-    rises = {n: _mean_component(after, n) - _mean_component(before, n) for n in names}
+    rises = {n: mean_component(after, n) - mean_component(before, n) for n in names}
     component = max(rises, key=lambda n: rises[n], default="")
     mostly = f" {component} accounts for {rises[component] / rise:.0%} of the rise." if component else ""
     wrong = sorted((r for r in batches[-1].rollouts if not r.correct), key=lambda r: -total_of(r))
@@ -101,5 +101,6 @@ def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
     return [Finding(message, in_stds, limits.reward_rise, ids_of(wrong), component or "reward", began=after[0].step)]
 
 
-def _mean_component(batches: Sequence[Batch], name: str) -> float:
+def mean_component(batches: Sequence[Batch], name: str) -> float:
+    """Return a component's mean contribution."""
     return fmean(fmean(r.contributions.get(name, 0.0) for r in b.rollouts) for b in batches)

@@ -28,6 +28,7 @@ from .batch_statistics import (
 from .batches import Batch, RolloutSummary
 from .detectors import SLIP, Finding, Severity, detector, ids_of, improvement
 from .record_detectors import ENOUGH, STEPS, Z, correlation_within, goal, within
+from .reward_detectors import mean_component
 from .verdict_detectors import is_expected
 
 FOLLOWS = 0.7
@@ -111,7 +112,9 @@ def paid_word(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
         f"rose by {rise:.2g}{answered}."
     )
     ids, severity = ids_of(r for r in batches[-1].rollouts if word in _words(r.text)), "warning" if worse else "hint"
-    return [Finding(message, last[word], SPREAD, ids, word, severity, began=batches[0].step)]
+    parts = sorted({name for r in rollouts for name in r.contributions})
+    subject = max(parts, key=lambda n: mean_component(after, n) - mean_component(before, n), default="reward")
+    return [Finding(message, last[word], SPREAD, ids, subject, severity, began=batches[0].step)]
 
 
 def _gains(groups: Sequence[Sequence[RolloutSummary]], word: str) -> list[float]:
@@ -268,7 +271,7 @@ def kl_weight(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
         return []
     message = (
         f"the KL weight keeps the policy at its reference: lower training.beta. {beta:.3g} allows a KL of about "
-        f"{allowed:.1g} nats per token, and it is {kl:.1g}."
+        f"{allowed:.1g} nats per token, and it is {kl:.2g}."
     )
     return [Finding(message, beta, math.sqrt(0.5 / LEAST_KL), ids_of(batches[-1].rollouts), began=batches[0].step)]
 

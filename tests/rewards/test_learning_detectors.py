@@ -13,6 +13,8 @@ from grpo_tui.rewards.batches import Batch, RolloutSummary
 from grpo_tui.rewards.detectors import Finding
 from grpo_tui.rewards.diagnosis import DETECTORS, Diagnosis
 
+from .trainings import training
+
 LIMITS = DiagnosisConfig()
 WORDS = "seven plus nine makes some number that one finds by counting up until both are used".split()  # noqa: SIM905
 
@@ -285,3 +287,14 @@ def test_a_policy_that_writes_at_random_is_found_at_the_start(entropy: float, fi
     batches = [with_metrics(first + i, entropy=entropy) for i in range(3)]
     assert bool(find("random_policy", batches)) == found
     assert find("random_policy", batches[:2]) == []
+
+
+def test_a_kl_that_several_updates_share_rose_during_all_of_them():
+    """Steps 2 to 8 and 10 to 16 have no rollouts of their own, and repeat the KL of steps 1 and 9."""
+    run = training()
+    steps = [replace(run[0], step=s, metrics={**run[0].metrics, metric.KL_MEAN: 1.5 * (s > 8)}) for s in range(1, 17)]
+    shared = [b if b.step in (1, 9) else replace(b, rollouts=[]) for b in steps]
+    [found] = DETECTORS["kl_rise"](shared[:9], DiagnosisConfig())
+    assert found.began == 2 and "1.5 nats per token in 8 steps" in found.message
+    slow = [replace(b, metrics={**b.metrics, metric.KL_MEAN: 0.3 * (b.metrics[metric.KL_MEAN] > 0)}) for b in shared]
+    assert DETECTORS["kl_rise"](slow[:9], DiagnosisConfig()) == [], "0.19 in five steps"

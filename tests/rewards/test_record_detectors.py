@@ -233,7 +233,7 @@ def test_the_loss_uses_the_advantages_of_the_rollouts():
 
 
 def test_rollouts_that_the_loss_leaves_out_are_found_unless_a_limit_ended_them():
-    [found] = warnings(training(lambda r, s, t, i: replace(r, masked=i > 0)))
+    [found] = warnings(training(lambda r, s, t, i: replace(r, masked=i == 1)))
     assert found.detector == "untrained_tokens" and "whole rollouts" in found.message
     cut = training(lambda r, s, t, i: replace(r, masked=i > 0, cut=i > 0))
     assert "untrained_tokens" not in {f.detector for f in warnings(cut)}
@@ -243,7 +243,7 @@ def test_rollouts_that_the_loss_lost_are_found_if_it_has_terms_of_others():
     """The loss has copies of one row. Several updates on the same rollouts have some of them each."""
 
     def lost(has: bool | None) -> list[Batch]:
-        return training(lambda r, s, t, i: replace(r, in_loss=has if t or i else True))
+        return training(lambda r, s, t, i: replace(r, in_loss=has if i else True))
 
     [found] = warnings(lost(False))
     assert found.detector == "untrained_tokens" and "that training selected" in found.message
