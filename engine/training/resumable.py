@@ -98,8 +98,8 @@ class Resumable(FiniteUpdates):
     `train(resume_from_checkpoint=…)` continues.
 
     The main process saves `state_parts` in addition to the trainer's own state. It runs `before_commit` after writing
-    everything and before publishing anything. If the disk refuses a save, `on_save_failed` is called. The run loses
-    the checkpoint and continues.
+    everything and before publishing anything. If the disk refuses a save, the run loses the checkpoint and continues.
+    `on_trouble` is called then, and for each part of the state that a checkpoint lacks.
     """
 
     model: Any  # transformers declares these wider than they are here
@@ -113,7 +113,7 @@ class Resumable(FiniteUpdates):
     keep_checkpoints = 2
     keep_adapters = 0
     before_commit: Callable[[], None] | None = None
-    on_save_failed: Callable[[str], None] | None = None
+    on_trouble: Callable[[str], None] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check_hooks(Trainer, HOOKS, _message)
@@ -166,9 +166,9 @@ class Resumable(FiniteUpdates):
         if main:
             checkpoints.discard(folder)
         logger.error("the checkpoint of step %d could not be saved: %s", step, problem)
-        if self.on_save_failed is not None:
+        if self.on_trouble is not None:
             kept = self.last_checkpoint.name if self.last_checkpoint is not None else "there is none before it"
-            self.on_save_failed(
+            self.on_trouble(
                 f"the checkpoint of step {step} could not be saved ({problem}); training continues, and the last one "
                 f"is {kept}"
             )
@@ -246,8 +246,11 @@ class Resumable(FiniteUpdates):
                 if part.everywhere or self.accelerator.is_main_process:
                     try:
                         part.load(folder)
-                    except FileNotFoundError as missing:  # the checkpoint is whole: a setting has changed
-                        logger.warning("a part of the state begins anew: %s", missing)
+                    except (FileNotFoundError, KeyError) as lost:  # it is whole: a setting or the format has changed
+                        why = str(lost) if isinstance(lost, OSError) else f"another version wrote it, without {lost}"
+                        logger.warning("a part of the state begins anew: %s", why)
+                        if self.on_trouble is not None:
+                            self.on_trouble(f"a part of the state begins anew: {why}")
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the random states of Python, numpy and torch in this process."""

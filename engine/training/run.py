@@ -73,7 +73,7 @@ def begin_at(start: Start, run_dir: Path, trainer: Resumable, callbacks: RunCall
     Processes(trainer.accelerator).check_one_folder(run_dir)
     trainer.last_checkpoint = start.checkpoint
     trainer.before_commit = lambda: recorder.guard("flush", lambda: recorder.writer.flush(timeout=10.0))
-    trainer.on_save_failed = lambda message: recorder.event("record", message, step=trainer.state.global_step)
+    trainer.on_trouble = lambda message: recorder.event("record", message, step=trainer.state.global_step)
     if start.record_from is not None:  # keep the record of this step, including its evaluation
         callbacks.evaluation.evaluated_at = start.record_from
     if start.note:

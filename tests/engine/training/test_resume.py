@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import resource
 import shutil
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 
 from grpo_tui.engine.launch.settings import keep_settings
 from grpo_tui.engine.runs.control.status import look
+from grpo_tui.engine.runs.durable import write_checksums
 from grpo_tui.engine.runs.health.checkpoints import checkpoint_folder, checkpoints, newest_whole
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
@@ -146,10 +148,16 @@ def test_a_resumed_run_takes_the_learning_rate_of_its_configuration(copied):
 def test_state_that_a_changed_setting_lacks_begins_anew_and_other_adapters_are_refused(copied, capsys):
     config = yaml.safe_load((copied / "config.yaml").read_text())
     config["data"] = {"sampler": "difficulty"}
+    checkpoint = checkpoint_folder(copied) / f"checkpoint-{STEPS}"
+    replay = json.loads((checkpoint / "replay.json").read_text())
+    (checkpoint / "replay.json").write_text(json.dumps({k: v for k, v in replay.items() if k != "absent"}))
+    write_checksums(checkpoint)
     config["training"] |= {"trl": {"optim": "adafactor"}, "max_steps": STEPS + 1}
     (copied / "config.yaml").write_text(yaml.safe_dump(config))
     assert run(copied, resume=True) == 0
     assert recorded_steps(copied) == list(range(1, STEPS + 2))
+    anew = [message for message in events(copied, "record") if "begins anew" in message]
+    assert len(anew) == 2 and "another version wrote it, without 'absent'" in "".join(anew)
     keep_settings(copied)  # as the launcher does
     before = (copied / "config.yaml").read_text()
     config["model"]["lora"]["target_modules"] = ["q_proj"]
