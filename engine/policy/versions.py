@@ -47,7 +47,9 @@ def returns_router_logits(model: PreTrainedModel) -> bool:
     """Return whether a model has routers and returns their logits. Granite's do so since transformers 5.19."""
     parts = (part for part in model.modules() if isinstance(part, PreTrainedModel))
     recorded = ((part._can_record_outputs or {}).get("router_logits", []) for part in parts)
-    kinds = tuple(one.target_class for found in recorded for one in (found if isinstance(found, list) else [found]))
+    each = (one for found in recorded for one in (found if isinstance(found, list) else [found]))
+    # Llama 4 of transformers 5.16 has a class instead of a recorder, and returns no loss of routers.
+    kinds = tuple(one.target_class for one in each if hasattr(one, "target_class"))
     return any(isinstance(module, kinds) for module in model.modules())
 
 

@@ -13,6 +13,7 @@ from grpo_tui.configs import metric_names as metric
 from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.policy.attention_layout import Layout
 from grpo_tui.engine.policy.packed import PackedForward
+from grpo_tui.engine.policy.versions import OLD_CHECKPOINTING
 from grpo_tui.engine.runs.write.writer import NullWriter
 from grpo_tui.engine.training import TrainingError
 from grpo_tui.engine.training.rft import run_rft
@@ -43,6 +44,7 @@ def test_a_family_that_may_have_experts_trains_with_and_without(tmp_path: Path, 
     assert math.isfinite(trained(tmp_path, model)[metric.LOSS])
 
 
+@pytest.mark.skipif(OLD_CHECKPOINTING, reason="Doge of transformers 5.16 differs token by token, and is refused")
 def test_a_family_with_settings_of_experts_that_it_lacks_trains(tmp_path: Path):
     model = model_of_type("doge")
     assert model.config.num_experts and not model.config.is_moe
