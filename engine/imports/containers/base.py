@@ -73,7 +73,7 @@ class Container(ABC):
 def begins_json(head: bytes) -> bool:
     """Return whether a text that begins like this may be JSON with rollouts."""
     start = head.removeprefix(MARK)
-    return _JSON.match(start) is not None and b"\0" not in start[:64]
+    return _JSON.match(start) is not None and b"\0" not in start[:64].partition(b"\n")[0]
 
 
 def stat_of(path: str | Path) -> tuple[int, int]:

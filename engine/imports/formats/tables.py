@@ -152,7 +152,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     ),
     "completion": (
         "completion", "response", "output", "generation", "completion_text", "generated_text", "result.message",
-        "actual_output", "modelOutput", "outputs", "sample.output",
+        "actual_output", "modelOutput", "outputs", "sample.output", "model_response", "model_output", "llm_response",
     ),
     "system": (
         *_SYSTEM, *(f"{request}.{key}" for request in ("request", "modelInput", "inputs") for key in _SYSTEM),
@@ -162,9 +162,9 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "advantage": ("advantage", "advantages"),
     "expected": (
         "answer", "ground_truth", "gts", "target", "solution", "label", "reference", "expected", "expected_output",
-        "reference_answer", "reference_outputs", "gold",
+        "reference_answer", "reference_outputs", "gold", "gold_answer",
     ),
-    "answer": ("pred", "prediction", "extracted", "extracted_answer", "model_answer"),
+    "answer": ("pred", "prediction", "extracted", "extracted_answer", "model_answer", "pred_answer"),
     "correct": ("correct", "is_correct", "acc", "success", "passed"),
     "error": ("error", "exception", "error_message", "result.error"),
     "stop": (
@@ -173,7 +173,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     ),
     "env": ("env", "environment", "env_id", "data_source", "dataset", "source"),
     "agent": ("agent", "agent_name"),
-    "model": ("model", "model_name", "response.body.model", "result.message.model"),
+    "model": ("model", "model_name", "response.body.model", "result.message.model", "generator"),
     "split": ("split",),
     "policy_version": ("policy_version", "weight_version", "version"),
     "token_count": (

@@ -114,11 +114,11 @@ STREAM_INDEX = Documents(
 
 
 def _of_results(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
-    """Add the run description from `metadata.json`. Counts become columns, and other metrics become components."""
+    """Add the run description from `metadata.json`. Counts and times become columns, other metrics components."""
     about = origin.beside("metadata.json")
     usage = mapping(document.get("token_usage"))
     values = {name: score.value for name, score in rollout.components.items()}
-    counted = [k for k in values if k.startswith("num_") or k.endswith("_calls")]
+    counted = [k for k in values if k.startswith("num_") or k.endswith(("_calls", "_ms"))]
     where = origin.path.parent.name if origin.step is None else origin.step
     return replace(
         rollout,
@@ -132,7 +132,7 @@ def _of_results(rollout: Rollout, document: Document, origin: Origin) -> Rollout
         stop=rollout.stop or ("truncated" if document.get("is_truncated") else ""),
         token_count=summed([usage.get(k) for k in ("final_input_tokens", "final_output_tokens")]),
         extra={**rollout.extra, **plain({k: values[k] for k in counted})},
-        seconds=rollout.seconds or (number(at(document, "timing.total_ms")) or 0.0) / 1000,
+        seconds=rollout.seconds or (number(at(document, "timing.total_ms", document.get("total_ms"))) or 0.0) / 1000,
         tools=rollout.tools or tuple(objects(about.get("tools"))),
     )
 

@@ -328,13 +328,22 @@ def test_numbers_of_things_are_no_components_and_an_error_has_one_type(tmp_path:
         "ok": 0.5,
     }
     error = {"error": "ModelError", "error_chain_str": "ModelError: no route"}
-    v0 = {"example_id": 0, "prompt": "q", "completion": None, "reward": 0.0, "error": error}
+    v0 = {
+        "example_id": 0,
+        "prompt": "q",
+        "completion": None,
+        "reward": 0.0,
+        "error": error,
+        "total_ms": 1500.0,
+        "ok": 1,
+    }
     for name, document in (("a", verl), ("b", v0)):
         (tmp_path / name).write_text(json.dumps(document) + "\n")
     reader = opened(tmp_path / "a")
     (row,) = reader.rollouts.page(limit=9)
     assert row.extra == {"num_turns": 4, "component.ok": 0.5}
-    assert opened(tmp_path / "b").bodies.trajectory(1).trajectory.error == "ModelError: no route"
+    t = opened(tmp_path / "b").bodies.trajectory(1).trajectory
+    assert (t.error, t.seconds, t.extra) == ("ModelError: no route", 1.5, {"total_ms": 1500.0, "component.ok": 1.0})
 
 
 def test_a_score_in_words_is_a_column(tmp_path: Path, opened: Open):

@@ -85,6 +85,12 @@ def test_a_table_is_read_whatever_ends_its_columns(mark: str, delimiter: str, tm
     assert (first.steps[0].text, first.extra) == (said, {"good, or bad? (0-1)": 1.0})
 
 
+def test_lines_with_zeros_of_a_full_disk_leave_the_others(tmp_path: Path, opened: Open) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "q", "completion": "a"}\n\0\0\0\n' + row(2) + "\n")
+    reader = opened(tmp_path)
+    assert [r.prompt for r in reader.rollouts.page()] == ["q", "q2"] and len(skipped(reader)) == 1
+
+
 def test_a_table_in_markdown_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("| prompt | completion |\n|---|---|\n| q | a |\n")
     with pytest.raises(DumpError, match="is a rollout"):

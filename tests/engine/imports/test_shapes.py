@@ -55,7 +55,8 @@ def said(messages: tuple[Message, ...]) -> list[str]:
         pytest.param({"promptText": "2 + 2?", "completionText": "4"}, id="camelCase"),
         pytest.param({"turns": [Q, A], "reward": 1}, id="messages under another key"),
         pytest.param({"text": "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>"}, id="text"),
-        pytest.param({"instruction": "2 + 2?", "input": "", "output": "4"}, id="Alpaca"),
+        pytest.param({"instruction": "2 + 2?", "input": "", "output": "4", "generator": "m"}, id="Alpaca"),
+        pytest.param({"question": "2 + 2?", "model_response": "4", "gold_answer": "4"}, id="a response of a model"),
     ],
 )
 def test_a_question_and_its_answer(document: Any) -> None:
