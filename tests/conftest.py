@@ -19,4 +19,4 @@ os.environ.update(CPU_SETTINGS | SETTINGS | os.environ)  # before torch is loade
 settings.register_profile("grpo-tui", deadline=None)
 settings.load_profile("grpo-tui")
 compile_templates_once()
-gc.set_threshold(10_000)
+gc.set_threshold(50_000)

@@ -306,6 +306,7 @@ def serve(address: str, owner: int, *, light: bool = False) -> None:
     warnings.filterwarnings("ignore", ".* found in sys.modules after import", RuntimeWarning)  # of `python -m`
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -102,12 +102,14 @@ class Terminal:
     def see(self, *wanted: str, within: float = 60.0) -> str:
         """Wait until all of `wanted` stand on the screen together, and give the screen."""
         end = time.monotonic() + within
-        while not all(w in self.text for w in wanted):
+        while True:
+            text = self.text
+            missing = [w for w in wanted if w not in text]
+            if not missing:
+                return text
             left = end - time.monotonic()
             if left <= 0 or not self._pump(min(left, 0.1)):
-                missing = [w for w in wanted if w not in self.text]
                 raise AssertionError(f"not on the screen: {missing}; the screen is\n{self.text}")
-        return self.text
 
     def settle(self, quiet: float = 0.4, limit: float = 30.0) -> str:
         """Wait until nothing has changed for `quiet` seconds in which the program waited, and give the screen."""
