@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeGuard
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, TypeGuard
 from ..configs.sections.environment import MCP
 from .base import Picture, StepResult
 from .content import IMAGE_SIGN
-from .guard import awaited
+from .guard import awaited, wait
 from .loading import EnvLoadError
 from .tools import ANSWER, TYPES, ToolSpec, tool_of_schema
 from .user_code import UserCodeError, find_object, one_line
@@ -49,7 +48,9 @@ class FunctionTool:
         try:
             result = self.call(**arguments)
             if inspect.isawaitable(result):
-                result = asyncio.run(awaited(result))
+                result = wait(awaited(result))  # on one loop for all calls, to which a client of the tool is bound
+            elif isinstance(result, Iterator):
+                result = list(result)
         except Exception as problem:
             text = one_line(problem)
             return StepResult(f"error: {text}", error=text)
@@ -100,6 +101,8 @@ def _plain(images: list[Picture], value: object) -> object:
         return dict(value)
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=str)
+    if isinstance(value, Iterator):
+        return list(value)
     if isinstance(value, (bytes, bytearray)):
         return bytes(value).decode("utf-8", "replace")
     if isinstance(value, type) or callable(value):

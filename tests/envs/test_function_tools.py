@@ -44,6 +44,28 @@ async def look(where: str) -> dict:
         raise KeyError("nothing is there")
     return {"found": where}
 
+loops = set()
+
+async def loop(where: str) -> dict:
+    """
+    Counts the event loops of its calls.
+
+    Args:
+        where: The place.
+    """
+    loops.add(asyncio.get_running_loop())
+    return {"loops": len(loops), "places": map(str, [where])}
+
+def spread(names: list[str]) -> str:
+    """
+    Yields names.
+
+    Args:
+        names: What to yield.
+    """
+    for name in names:
+        yield name.upper()
+
 def first(n: int | None, names: list[str] | None = None) -> str:
     """
     Tells what it was given.
@@ -267,6 +289,18 @@ def test_plain_objects_are_read_as_their_data(file: str):
     tool = load_tool(f"{file}:visit")
     assert tool.run({"name": "home"}).observation == '{"name": "home", "near": [{"x": 1, "seen": [2]}]}'
     assert "cannot be written as JSON" in str(tool.run({"name": "loop"}).error)
+
+
+def test_calls_of_an_async_tool_share_a_loop_to_which_its_client_is_bound(file: str):
+    tool = load_tool(f"{file}:loop")
+    for where in "ab":
+        assert tool.run({"where": where}).observation == f'{{"loops": 1, "places": ["{where}"]}}'
+
+
+def test_a_generator_is_read_as_what_it_yields(file: str):
+    tool = load_tool(f"{file}:spread")
+    assert tool.run({"names": ["a", "b"]}).observation == '["A", "B"]'
+    assert str(tool.run({"names": ["a", 1]}).error).startswith("AttributeError: 'int'")
 
 
 @pytest.mark.parametrize(
