@@ -60,6 +60,11 @@ def test_the_official_client_streams(world: World) -> None:
     assert chunks[-1].usage is not None and chunks[-1].choices == []
 
 
+def test_a_proxy_is_told_to_pass_pieces_on_as_they_come(world: World) -> None:
+    headers = world.post({**ASK, "stream": True}).headers
+    assert (headers["x-accel-buffering"], headers["cache-control"]) == ("no", "no-cache")
+
+
 def test_the_official_client_uses_responses(world: World) -> None:
     answer = world.client().responses.create(model="tiny", input="What colour?", instructions="Be brief.")
     assert answer.output_text == "red" and answer.status == "completed"

@@ -172,7 +172,8 @@ class Engine:
                 request.cancelled.set()
                 future.cancel()
 
-        return StreamingResponse(pieces(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # nginx would hold pieces back
+        return StreamingResponse(pieces(), media_type="text/event-stream", headers=headers)
 
     def _checked(self, request: Request, future: asyncio.Future[Answer]) -> Answer:
         error = future.exception()
