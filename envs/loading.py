@@ -59,7 +59,7 @@ def make_env(path: str, config: Mapping[str, object] | None = None, tokenizer: o
         return found(tokenizer=tokenizer, **dict(config or {}))
     except EnvLoadError:
         raise
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         text = " ".join(str(problem).split()) or type(problem).__name__
         raise EnvLoadError(f'"{path}" with env_config {canonical_config(config or {})}: {text}') from problem
 

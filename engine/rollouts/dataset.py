@@ -41,7 +41,7 @@ def load_rows(
         tasks = env.make_tasks(split, number, seed)  # type: ignore[arg-type]
     except (EnvLoadError, ValueError) as problem:
         raise DataError(f"environment.class_path: {problem}") from problem
-    except Exception as problem:  # a user's make_tasks may raise anything
+    except (Exception, SystemExit) as problem:  # a user's make_tasks may raise anything
         reason = f"{type(problem).__name__}: {' '.join(str(problem).split())}"
         raise DataError(f"environment.class_path: {config.class_path} made no {split} tasks ({reason})") from problem
     if not isinstance(tasks, list) or not all(isinstance(task, Mapping) for task in tasks):

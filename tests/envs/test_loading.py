@@ -18,6 +18,8 @@ class WholeEnv(HalfEnv):
     def __init__(self, tokenizer=None, *, size=3, **config):
         super().__init__(tokenizer, **config)
         self.size = size
+        if size == 0:
+            raise SystemExit("no key: set MY_KEY")
 
     def step(self, state, call):
         return StepResult("")
@@ -64,13 +66,18 @@ def test_a_wrong_path_is_one_clear_sentence(path: str, message: str, tmp_path: P
 
 @pytest.mark.parametrize(
     "config, message",
-    [({"sise": 3}, "unknown sise"), ({"max_turns": 0}, "max_turns must be at least 1"), ({"size": {1}}, "plain JSON")],
+    [
+        ({"sise": 3}, "unknown sise"),
+        ({"max_turns": 0}, "max_turns must be at least 1"),
+        ({"size": {1}}, "plain JSON"),
+        ({"size": 0}, '"size": 0}: no key: set MY_KEY'),
+    ],
 )
 def test_a_wrong_config_is_one_clear_sentence(config: dict, message: str, tmp_path: Path):
     file = tmp_path / "mine.py"
     file.write_text(SOURCE)
     with pytest.raises(EnvLoadError, match=message):
-        make_env(f"{file}:WholeEnv", config) if "size" not in config else canonical_config(config)
+        make_env(f"{file}:WholeEnv", config) if config != {"size": {1}} else canonical_config(config)
 
 
 def test_equal_configs_have_one_name():
