@@ -355,12 +355,18 @@ def steady(batches: Sequence[Batch]) -> str:
     """Describe success, or else the reward, that does not fall from the earlier half to the later half by two standard
     errors; empty if it falls or is unknown."""
     for name, value in (("success", lambda r: r.correct), ("the reward", lambda r: r.total)):
-        values = ([value(r) for b in half for r in b.rollouts] for half in halves(batches))
-        sides = [[float(x) for x in side if x is not None and math.isfinite(x)] for side in values]
-        if all(sides):
-            error = math.sqrt(sum(deviation(side) ** 2 / len(side) for side in sides))
-            return "" if fmean(sides[0]) - fmean(sides[1]) > ERRORS * error > 0 else f"{name} does not fall"
+        if (found := fall_of(batches, value)) is not None:
+            return "" if found[0] > ERRORS * found[1] > 0 else f"{name} does not fall"
     return ""
+
+
+def fall_of(batches: Sequence[Batch], value: Callable[[RolloutSummary], float | None]) -> tuple[float, float] | None:
+    """Return the fall of a mean from the earlier half to the later, and its standard error; None if it is unknown."""
+    values = ([value(r) for b in half for r in b.rollouts] for half in halves(batches))
+    sides = [[float(x) for x in side if x is not None and math.isfinite(x)] for side in values]
+    if not all(sides):
+        return None
+    return fmean(sides[0]) - fmean(sides[1]), math.sqrt(sum(deviation(side) ** 2 / len(side) for side in sides))
 
 
 def ids_of(rollouts: Iterable[RolloutSummary]) -> tuple[str, ...]:

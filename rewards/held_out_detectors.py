@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean, variance
 
+from ..configs.errors import count as counted
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
 from .batch_statistics import (
@@ -176,7 +177,8 @@ def seen_tasks(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         return []
     message = (
         "training and evaluation share tasks, so success on held-out tasks may be memory: separate them. Training had "
-        f"{len(both):,} of {len(held_out):,} held-out prompts in {len(batches)} steps, such as {both[0][-60:]!r}."
+        f"{len(both):,} of {len(held_out):,} held-out prompts in {counted(len(batches), 'step')}, such as "
+        f"{both[0][-60:]!r}."
     )
     return [Finding(message, share, SEEN, severity="hint", began=batches[0].step)]
 

@@ -98,8 +98,8 @@ def repeated_prompts(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     if len(tasks) < ENOUGH or different > DISTINCT * len(tasks):
         return []
     message = (
-        f"the data has duplicates: {len(tasks):,} tasks of {len(batches)} steps have {different:,} different prompts. "
-        "Remove repeated rows."
+        f"the data has duplicates: {len(tasks):,} tasks of {counted(len(batches), 'step')} have "
+        f"{counted(different, 'different prompt')}. Remove repeated rows."
     )
     ids = ids_of(batches[-1].rollouts)
     found = Finding(message, different / len(tasks), DISTINCT, ids, "prompts", began=batches[0].step, severity="hint")

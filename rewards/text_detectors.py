@@ -26,7 +26,7 @@ from .batch_statistics import (
     spread_of,
 )
 from .batches import Batch, RolloutSummary
-from .detectors import SLIP, Finding, Severity, detector, ids_of, improvement
+from .detectors import SLIP, Finding, Severity, detector, fall_of, ids_of, improvement
 from .record_detectors import ENOUGH, STEPS, Z, correlation_within, goal, within
 from .reward_detectors import mean_component
 from .verdict_detectors import is_expected
@@ -156,7 +156,8 @@ def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         f"the policy repeats itself, {evidence}: {worst[0].text[:60]!r}. {series[-1]:.0%} of the words in a text are "
         f"repeats, up from {series[lowest]:.0%} within {len(batches)} steps."
     )
-    severity: Severity = "hint" if not paid and _unharmed(_with_success(batches)) else "warning"
+    fall, error = fall_of(batches, lambda r: r.correct) or (math.inf, 0.0)
+    severity: Severity = "hint" if not paid and fall + ERRORS * error < SLIP else "warning"
     began = batches[0 if paid else lowest + 1].step
     return [Finding(message, series[-1], REPEATED, ids_of(worst), severity=severity, began=began)]
 
@@ -279,15 +280,6 @@ def kl_weight(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
 def _with_success(batches: Sequence[Batch]) -> list[Batch]:
     """Return the batches with known success. A rising reward proves nothing if the reward is the fault."""
     return [b for b in batches if any(r.correct is not None for r in b.rollouts)]
-
-
-def _unharmed(batches: Sequence[Batch]) -> bool:
-    """Return whether success falls by less than `SLIP` from the earlier half to the later, with two standard errors."""
-    earlier, later = ([float(bool(r.correct)) for r in rollouts_of(half)] for half in halves(batches))
-    if not earlier or not later:
-        return False
-    error = math.sqrt(sum(deviation(side) ** 2 / len(side) for side in (earlier, later)))
-    return fmean(earlier) - fmean(later) + ERRORS * error < SLIP
 
 
 def _repeated(rollout: RolloutSummary) -> float:

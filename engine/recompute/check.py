@@ -52,6 +52,10 @@ def recompute_steps(
             behind = step - 1 - (item.record.policy_version or 0)
             allowed = min(max(behind, 0), config.rollouts.max_staleness)
             report.same(item.place, "policy version", item.record.policy_version, step - 1 - allowed)
+            length = item.row.tokens if item.tokens is None else len(item.tokens)
+            listed = {"correct": item.record.trajectory.correct, "turns": len(item.record.trajectory.steps)}
+            for name, value in {**listed, "tokens": length}.items():
+                report.same(item.place, f"{name} in the list", getattr(item.row, name), value)
             for use in item.uses:
                 if use.kind == "replayed":
                     later.setdefault(use.step, []).append((item, use))
