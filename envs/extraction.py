@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator
 from decimal import Context, Decimal, InvalidOperation
 from functools import cache
 from importlib.util import find_spec
+from typing import cast
 
 from ..configs.errors import GrpoTuiError
+from .guard import guarded
 from .user_code import find_object
 
 log = logging.getLogger(__name__)
@@ -85,7 +88,10 @@ def mathematical(text: str) -> str | None:
     from math_verify import parse
 
     try:
-        found = parse(f"${text}$", parsing_timeout=1)
+        if threading.current_thread() is threading.main_thread():
+            found = parse(f"${text}$", parsing_timeout=1)
+        else:  # its timeout needs signals, which only the main thread gets
+            found = guarded(lambda t: parse(t, parsing_timeout=cast(int, None)), f"${text}$", 1.0).value or []
     except Exception:  # math-verify's parser and its timeout raise many types
         return plain
     value = next((v for v in found if not isinstance(v, str)), None)
@@ -154,7 +160,7 @@ def _users(path: str) -> Extractor:
         try:
             value = function(text)
             return None if value is None else normal(str(value))
-        except Exception as error:  # the user's code, such as `text.split("####")[1]`
+        except (Exception, SystemExit) as error:  # the user's code, such as `text.split("####")[1]`
             return report(type(error).__name__)
 
     return extract

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.envs.extraction import AnswerFormError, make_extractor
+from grpo_tui.envs.guard import guarded
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ from grpo_tui.envs.extraction import AnswerFormError, make_extractor
 def test_what_is_extracted(form: str, text: str, answer: str | None) -> None:
     extract = make_extractor(form)
     assert extract is not None and extract(text) == answer
+    assert guarded(extract, text, 20.0).value == answer  # on another thread
 
 
 def test_a_function_of_the_user(tmp_path: Path) -> None:
