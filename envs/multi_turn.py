@@ -240,7 +240,7 @@ class MultiTurnEnv(Env[State, Task]):
     def _begin(self, tasks: Sequence[Any], num_rollouts: int) -> list[LiveRollout]:
         try:
             self.prefetch(tasks)
-        except Exception:  # prefetching is optional: `reset` reports what is wrong with a task
+        except (Exception, SystemExit):  # prefetching is optional: `reset` reports what is wrong with a task
             logger.warning("%s could not prefetch", env_name(self), exc_info=True)
         kept = 0 if self.image_store is None else self.image_tasks
         rollouts = [
@@ -352,5 +352,5 @@ class MultiTurnEnv(Env[State, Task]):
         try:
             expected = self.expected(task)
             return None if expected is None else clean_text(str(expected))
-        except Exception:  # a malformed task: its rollout has already failed with a message
+        except (Exception, SystemExit):  # a malformed task: its rollout has already failed with a message
             return None

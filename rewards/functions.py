@@ -13,7 +13,7 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType, SimpleNamespace
@@ -256,6 +256,8 @@ class RewardFunctions:
         columns = [self._checked(f, r, completions) for f, r in zip(self.functions, results, strict=False)]
         by_row = [tuple(column[i] for column in columns) for i in range(len(completions))]
         extra = {name: values for name, values in logged.extra.items() if len(values) == len(completions)}
+        for name in logged.extra.keys() - extra.keys():
+            _report_column(name)
         return Scores(by_row, extra, {name: fmean(values) for name, values in logged.numbers.items()})
 
     def _failed(self, function: RewardFunction, completions: Completions, problem: BaseException) -> list[None]:
@@ -376,6 +378,12 @@ def _hint(name: str, module: ModuleType) -> str:
     if near := difflib.get_close_matches(name, functions, 1, 0.6):
         return f"; did you mean {near[0]}?"
     return f"; it has {', '.join(functions)}" if functions else " and no other function"
+
+
+@cache
+def _report_column(name: str) -> None:
+    text = "a reward function logged the column %s without one value per completion, so it is not recorded"
+    logger.warning(text, name)
 
 
 def _together(waiting: Iterable[Coroutine[object, object, object]]) -> list[object]:

@@ -22,6 +22,7 @@ def needs_answer(completions, answer):
 
 def explained(completions, log_extra, **kwargs):
     log_extra("shouted", [c.upper() for c in completions])
+    log_extra("short", ["a"])
     return [(1.0, f"{c} is fine") for c in completions]
 
 def sometimes(completions, **kwargs):
@@ -144,12 +145,13 @@ def test_each_function_is_a_component_by_its_own_name_with_its_weight(path):
     ]
 
 
-def test_none_is_no_score_and_a_pair_explains_itself(path):
+def test_none_is_no_score_and_a_pair_explains_itself(path, caplog):
     functions = RewardFunctions.load({path("sometimes"): 1.0, path("explained"): 1.0})
     scores = functions.score(completions("a", "b"))
     assert [row[0].value for row in scores.by_row] == [1.0, None]
     assert [row[1].why for row in scores.by_row] == ["a is fine", "b is fine"]
     assert scores.extra == {"shouted": ["A", "B"]}
+    assert "the column short without one value per completion" in caplog.text
 
 
 def test_async_functions_run_at_the_same_time_also_from_within_a_running_loop(path):
