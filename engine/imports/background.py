@@ -72,7 +72,7 @@ def is_path_of_dump(reference: str, home: Path) -> bool:
         from ..runs.remote.mirror import mirrored
 
         return mirrored(reference) is None
-    return is_dump(Path(reference).expanduser()) and not (home / reference / RUN_FILE).is_file()
+    return reference != "" and is_dump(Path(reference).expanduser()) and not (home / reference / RUN_FILE).is_file()
 
 
 def start(arguments: list[str], stdout: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:

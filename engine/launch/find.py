@@ -145,7 +145,7 @@ def find_run(runs_dir: Path, ref: str | os.PathLike[str]) -> RunInfo:
     names = [name for name in _folders(runs_dir) if is_run(runs_dir / name)]
     if text in names:
         return look(runs_dir / text)
-    found = [n for n in names if n.startswith(text)] or [n for n in names if text and n.endswith(text)]
+    found = [n for n in names if n.startswith(text)] or [n for n in names if n.endswith(text)] if text else []
     if text in _folders(runs_dir) and not os.access(runs_dir / text, os.X_OK):
         raise RunNotFound(f"{runs_dir / text} cannot be read: {os.strerror(errno.EACCES)}")
     if not found:

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from grpo_tui.configs.schema import RunConfig
+from grpo_tui.engine.imports.background import is_path_of_dump
 from grpo_tui.engine.launch import LaunchError, start
 from grpo_tui.engine.launch.find import find_run, list_runs
 from grpo_tui.engine.launch.logs import tail_log
@@ -378,6 +379,14 @@ def test_finding_runs(runs_dir: Path):
         find_run(runs_dir, "1120")
     with pytest.raises(RunNotFound, match="nearest: 1120-0902-efgh"):
         find_run(runs_dir, "1120-0902-efgg")
+
+
+def test_an_empty_name_is_no_run_and_no_folder(runs_dir: Path):
+    """As of a shell variable that is unset: `grpo-tui stop "$RUN"`."""
+    made(runs_dir, "only")
+    with pytest.raises(RunNotFound, match="no run ''"):
+        find_run(runs_dir, "")
+    assert not is_path_of_dump("", runs_dir) and is_path_of_dump(".", runs_dir)
 
 
 def test_a_list_of_hundreds_costs_a_few_small_files_each(runs_dir: Path):
