@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 
-from ...envs.tools import ToolSpec
+from ...envs.tools import ToolSpec, tool_of_schema
 from ...envs.trajectory import Call, PromptMessage, Step, Trajectory
 from ...rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
 from ..runs.columns import Flag, Listed
@@ -17,7 +17,7 @@ from ..runs.types import TEXT, Split, TrajectoryRecord
 from .format import NOT_WRITTEN
 from .messages import split
 from .rollout import Message, Rollout
-from .values import mapping, text
+from .values import Document, listed, mapping, text
 
 _JUDGE = re.compile(r"(?:\A|[\W_])(?:judge|grader|scorer|critic|reward[ _-]?model)s?[\W_]?\d*\Z", re.I)
 """Names of agents that judge rollouts. Their own rollouts do not come from the policy."""
@@ -181,9 +181,23 @@ def split_of(rollout: Rollout) -> str:
     return Split.JUDGE if is_judge(rollout.agent) else rollout.split or Split.TRAIN
 
 
+_declared: tuple[tuple[Document, ...], tuple[ToolSpec, ...]] = (), ()
+"""The tools of the last rollout, which the next one mostly shares."""
+
+
 def _tools(rollout: Rollout) -> tuple[ToolSpec, ...]:
-    declared = [mapping(t.get("function")) or t for t in rollout.tools]
-    return tuple(ToolSpec(str(t.get("name") or "?"), text(t.get("description")) or "") for t in declared)
+    global _declared
+    known = _declared  # another thread may replace it
+    if rollout.tools != known[0]:
+        _declared = known = rollout.tools, tuple(_tool(mapping(t.get("function")) or t) for t in rollout.tools)
+    return known[1]
+
+
+def _tool(declared: Document) -> ToolSpec:
+    schema = next((s for key in ("parameters", "input_schema") if (s := mapping(declared.get(key)))), {})
+    arguments = {"properties": schema.get("properties"), "required": listed(schema.get("required"))}
+    found = tool_of_schema(str(declared.get("name") or "?"), None, arguments)
+    return replace(found, description=text(declared.get("description")) or "")
 
 
 def _prompt_and_rest(rollout: Rollout) -> tuple[Sequence[Message], Sequence[Message]]:

@@ -12,7 +12,7 @@ from ..runs.paths import DATABASE
 from ..runs.write.store import RecordStore
 from .groups import DumpGroups
 
-VERSION = "19"
+VERSION = "20"
 """The version of these tables. An index of another version is rebuilt."""
 PROBLEMS = 100
 """The maximum number of reported problems. Ten times as many are stored."""

@@ -24,7 +24,7 @@ Reader = Callable[[object], tuple[Message, ...]]
 
 _ALL_COUNT = ("components", "extra", "messages", "tools")
 """Roles that use every path instead of only the first with a value."""
-_TOTALS = ("total", "total_reward", "reward", "overall")
+_TOTALS = ("total", "total_reward", "reward", "overall", "score")
 """Keys of the total inside an object of rewards."""
 WORDS = {"true": True, "false": False}
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d+)?(?:[eE][+-]?\d{1,3})?|nan|-?inf", re.I)

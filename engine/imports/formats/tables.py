@@ -142,7 +142,7 @@ OPENENV = Mapped(
 _SYSTEM = ("system", "system_prompt", "instructions", "systemInstruction", "system_instruction")
 _KEYS: dict[str, tuple[str, ...]] = {
     "id": ("id", "rollout_id", "trajectory_id", "sample_id", "request_id", "key", "recordId"),
-    "group": ("group", "group_id", "group_uid", "uid", "prompt_group", "metadata.group"),
+    "group": ("group", "group_id", "group_uid", "group_index", "uid", "prompt_group", "metadata.group"),
     "prompt_id": ("prompt_id", "example_id", "task_id", "problem_id", "metadata.task"),
     "index": ("rollout", "rollout_index", "sample_idx", "sample_index", "completion_index"),
     "step": ("step", "global_step", "training_step", "iteration", "metadata.step", "info.step"),
@@ -226,7 +226,7 @@ def _finished(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
     """Add token ids, the mark of a cut text, the instruction and earlier turns before an input (Alpaca), and a verdict
     as `label` (KTO)."""
     rollout = _with_ids(rollout, document)
-    label = str(document.get("label"))
+    label = str(document.get("label", document.get("kto_tag")))
     judged = rollout.components or (rollout.reward, rollout.correct, rollout.answer) != (None, None, None)
     if label.lower() in WORDS and not judged and any(m.text for m in rollout.completion):
         expected = None if rollout.expected == label else rollout.expected

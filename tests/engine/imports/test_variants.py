@@ -178,6 +178,23 @@ def test_a_csv_file_of_pandas_keeps_verdicts_and_lists_of_messages(tmp_path: Pat
     assert {(r.trajectory.prompt, r.trajectory.steps[0].text) for r in records} == {("q", "a")}
 
 
+@pytest.mark.parametrize("anthropic", [False, True])
+def test_tools_keep_their_arguments(tmp_path: Path, opened: Open, anthropic: bool):
+    """An export for fine-tuning would otherwise teach tools without any."""
+    schema = {"type": "object", "properties": {"city": {"type": "string"}, "n": {"type": ["integer", "null"]}}}
+    schema["required"] = ["city"]
+    tool = {"name": "find", "description": "Finds\n a city.", "input_schema" if anthropic else "parameters": schema}
+    tools = [
+        tool if anthropic else {"type": "function", "function": tool},
+        {"name": "odd", "parameters": {"required": 5}},
+    ]
+    found, odd = one(tmp_path, opened, {"messages": CHAT, "tools": tools}).trajectory.tools
+    assert found.signature == "find(city, n?)" and odd.signature == "odd()"
+    kept = {"city": {"type": "string"}, "n": {"type": "integer", "nullable": True}}
+    function = {"name": "find", "description": tool["description"], "parameters": {**schema, "properties": kept}}
+    assert found.schema == {"type": "function", "function": function}
+
+
 @pytest.mark.parametrize("label", [True, False, "True"])
 def test_a_label_that_is_a_verdict_is_no_expected_answer(tmp_path: Path, opened: Open, label: object):
     """Datasets for KTO label each answer. Beside a score or the model's answer, `label` is the right answer."""

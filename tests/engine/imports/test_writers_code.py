@@ -331,9 +331,10 @@ def test_an_answer_in_an_object_around_it(tmp_path: Path, opened: Open):
 
 
 def test_an_object_of_rewards_may_hold_their_total(tmp_path: Path, opened: Open):
-    document = {"prompt": "q", "completion": "a", "reward": {"total": 1.5, "format": 1.0}}
-    row = opened(write(tmp_path / "a.jsonl", document)).rollouts.page()[0]
-    assert row.reward == 1.5 and row.extra == {"component.format": 1.0}
+    for name in ("total", "score"):  # verl's functions return the score with what it is made of, also in slime
+        document = {"prompt": "q", "completion": "a", "group_index": 3, "reward": {name: 1.5, "format": 1.0}}
+        row = opened(write(tmp_path / f"{name}.jsonl", document)).rollouts.page()[0]
+        assert (row.reward, row.group, row.extra) == (1.5, "3", {"component.format": 1.0})
 
 
 def test_rollouts_without_prompt_and_id_are_no_group(tmp_path: Path, opened: Open):
