@@ -92,12 +92,14 @@ def paid_word(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
     if any(r.correct is not None for r in rollouts) or rise <= limits.reward_rise * spread_of(batches):
         return []
     answers = {word for r in rollouts for word in _words(r.expected or "")}
-    first, last, early, late = (_word_shares(part) for part in (batches[:1], batches[-1:], before, after))
+    words = _words_of(batches)
+    first, last = _word_shares(batches[:1]), _word_shares(batches[-1:])
     paid = dict[str, tuple[float, float]]()
     for word in {w for w, share in last.items() if share >= SPREAD and share - first[w] >= SPREAD_RISE} - answers:
-        gains = _gains(groups_of(rollouts), word)
+        gains = _gains(groups_of(rollouts), lambda r, word=word: word in words[r.id])
         if len(gains) >= ENOUGH and fmean(gains) > Z * stdev(gains) / math.sqrt(len(gains)):
-            paid[word] = fmean(gains) * (late[word] - early[word]), fmean(gains)
+            early, late = (fmean(word in words[r.id] for r in rollouts_of(half)) for half in (before, after))
+            paid[word] = fmean(gains) * (late - early), fmean(gains)
     word = max(sorted(paid), key=lambda w: paid[w], default="")
     if not word or paid[word][0] <= rise / 2:
         return []
@@ -111,25 +113,29 @@ def paid_word(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
         f"at first), and within groups they earn {paid[word][1]:.2g} more. In {len(batches)} steps the mean reward "
         f"rose by {rise:.2g}{answered}."
     )
-    ids, severity = ids_of(r for r in batches[-1].rollouts if word in _words(r.text)), "warning" if worse else "hint"
+    ids, severity = ids_of(r for r in batches[-1].rollouts if word in words[r.id]), "warning" if worse else "hint"
     parts = sorted({name for r in rollouts for name in r.contributions})
     subject = max(parts, key=lambda n: mean_component(after, n) - mean_component(before, n), default="reward")
     return [Finding(message, last[word], SPREAD, ids, subject, severity, began=batches[0].step)]
 
 
-def _gains(groups: Sequence[Sequence[RolloutSummary]], word: str) -> list[float]:
-    """Return, for each group with texts with and without a word, how much more those with it earn."""
-    found = list[float]()
-    for group in groups:
-        sides = [[r.total or 0.0 for r in group if (word in _words(r.text)) is side] for side in (True, False)]
-        if all(sides):
-            found.append(fmean(sides[0]) - fmean(sides[1]))
+def _gains(groups: Sequence[Sequence[RolloutSummary]], has: Callable[[RolloutSummary], bool]) -> list[float]:
+    """Return, for each group with rollouts that have something and others, how much more the former earn."""
+    sides = [[[r.total or 0.0 for r in group if has(r) is side] for side in (True, False)] for group in groups]
+    return [fmean(paid) - fmean(others) for paid, others in sides if paid and others]
+
+
+def _words_of(batches: Sequence[Batch]) -> dict[str, frozenset[str]]:
+    """Return the words of each text by the rollout's id."""
+    found = dict[str, frozenset[str]]()
+    for batch in batches:
+        found |= batch.fact("text words", lambda b: {r.id: _words(r.text) for r in b.rollouts})
     return found
 
 
 def _word_shares(batches: Sequence[Batch]) -> Counter[str]:
     """Return the share of texts with each word."""
-    texts = [_words(r.text) for r in rollouts_of(batches)]
+    texts = _words_of(batches).values()
     counts = Counter(word for text in texts for word in text)
     return Counter({word: times / len(texts) for word, times in counts.items()})
 
