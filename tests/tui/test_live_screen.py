@@ -476,6 +476,15 @@ async def test_a_log_that_cannot_be_read_is_said_in_a_sentence(own_runs: Path) -
         assert "This run has no log yet." in await app.press("o")
 
 
+async def test_a_run_that_is_moved_or_deleted_meanwhile_has_not_crashed(own_runs: Path) -> None:
+    async with running(own_runs, Live(own_runs / "one"), size=(120, 40)) as app:
+        assert "finished" in app.text
+        (own_runs / "one").rename(own_runs / "other")
+        app.screen.follow()
+        await settle(app.pilot)
+        assert "? gone" in app.text and "moved or deleted" in app.text and "crashed" not in app.text
+
+
 async def test_an_ended_run_promises_no_further_values(tmp_path: Path) -> None:
     with Recorder("one", runs_dir=tmp_path) as record:
         record.metrics(1, {"loss": 0.5})

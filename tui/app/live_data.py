@@ -6,6 +6,7 @@ Repeated findings are merged. The most severe come first, and good news is not a
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -146,6 +147,8 @@ class Reading:
     live: LiveState | None = None
     """The texts in progress."""
     problem: str = ""
+    gone: bool = False
+    """Whether the run's folder was moved or deleted meanwhile."""
 
     @property
     def kind(self) -> Kind:
@@ -203,7 +206,8 @@ def read(reader: RunReader, log_lines: int) -> Reading:
 
     info = reader.info()
     reading = Reading(info, asked=asked(info.path), log=tail_log(info, log_lines), live=read_live(info))
-    problems: list[str] = []
+    gone = not os.path.isdir(info.path)
+    problems = ["the run's folder was moved or deleted; the values are from before"] if gone else []
     try:
         names, points = reader.metrics.names(), reader.metrics.latest_points()
         latest = _current(points)
@@ -223,7 +227,7 @@ def read(reader: RunReader, log_lines: int) -> Reading:
         )
     except RecordError as error:
         problems.append(str(error))
-    return replace(reading, problem="; ".join(dict.fromkeys([*problems, *reader.problems])))
+    return replace(reading, problem="; ".join(dict.fromkeys([*problems, *reader.problems])), gone=gone)
 
 
 def _current(points: Mapping[str, tuple[int, float]]) -> dict[str, float]:

@@ -53,8 +53,8 @@ def fit(palette: Palette, parts: Sequence[HeaderField], width: int) -> Line:
 def _where(p: Palette, reading: Reading, now: float, width: int) -> list[HeaderField]:
     info = reading.info
     serving = reading.kind == "online"
-    sign, style = p.status(info.status)
-    word = "serving" if serving and info.status == "running" else info.status
+    sign, style = p.status("" if reading.gone else info.status)
+    word = "gone" if reading.gone else "serving" if serving and info.status == "running" else info.status
     parts = [HeaderField(0, Line(p).add(sign, style)), HeaderField(4, Line(p).add(word, style), gap=1)]
     if text := _asked(reading, now):
         parts.append(HeaderField(2, Line(p).add(text, p.warn_bold)))
