@@ -48,7 +48,7 @@ def checked_pictures(pictures: object) -> tuple[Picture, ...]:
 
 
 def checked_result(result: StepResult) -> StepResult:
-    """Return `result`, with plain Python numbers, if it is a valid StepResult."""
+    """Return `result`, with plain Python numbers and texts of limited length, if it is a valid StepResult."""
     _expect(result, StepResult, "step returned {}, not a StepResult")
     _expect(result.observation, str, "the observation is {}, not text")
     _expect(result.answer, str | None, "the answer is {}, not text")
@@ -67,6 +67,7 @@ def checked_result(result: StepResult) -> StepResult:
     _all(result.calls, Call, "calls")
     if any(d.kind not in DISPLAYS or not isinstance(d.content, str) for d in _all(result.display, Display, "display")):
         raise TypeError(f"display must contain text of a kind among {', '.join(DISPLAYS)}")
+    result = shortened(result)
     if type(result.reward) is float and type(result.done) is bool and type(result.correct) in (bool, type(None)):
         return result
     return replace(

@@ -17,15 +17,7 @@ from typing import Any, ClassVar, get_args
 from .agent import ROLES, Agent, AgentTurn, CallReader, Message, Seed, call_reader, knows, sees
 from .base import Env, ImageStore, Picture, PromptStyle, Split, State, StepResult, Task, env_name
 from .calls import ToolCall, clean_text, means_call
-from .checked_values import (
-    LONGEST,
-    checked_call,
-    checked_context,
-    checked_pictures,
-    checked_result,
-    checked_verdicts,
-    shortened,
-)
+from .checked_values import LONGEST, checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
 from .checks import find_problem
 from .content import text_of
 from .explain import with_system
@@ -200,7 +192,7 @@ class MultiTurnEnv(Env[State, Task]):
             problem = find_problem(call, self.tools, context) if self.tools else call.error
         if problem is not None:
             return StepResult(f"error: {problem}", error=problem)
-        result = shortened(checked_result(self.step(rollout.state, call)))
+        result = checked_result(self.step(rollout.state, call))
         if self.sees and result.images:  # load them here, where the author's code may raise or hang
             result = replace(result, images=tuple(map(loaded, result.images)))
         return result

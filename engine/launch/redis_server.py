@@ -73,14 +73,11 @@ def in_words(url: str, error: Exception) -> str:
 
     text = str(error).rpartition(" of pipeline caused error: ")[2]
     wrong_key = (redis.AuthenticationError, redis.AuthenticationWrongNumberOfArgsError)
+    denied = "does not allow this user the commands of a queue"
     known = (  # kinds of errors, beginnings of messages, and what they mean; the first that fits counts
         (wrong_key, ("NOAUTH", "WRONGPASS"), "refuses the password or the user"),
-        ((), "EXEC without MULTI", "does not allow this user the commands of a queue (no permission to run 'multi')"),
-        (
-            redis.NoPermissionError,
-            "Transaction discarded because of: NOPERM",
-            f"does not allow this user the commands of a queue ({text})",
-        ),
+        ((), "EXEC without MULTI", f"{denied} (no permission to run 'multi')"),
+        (redis.NoPermissionError, "Transaction discarded because of: NOPERM", f"{denied} ({text})"),
         (redis.BusyLoadingError, (), "is still loading its data"),
         (redis.TimeoutError, (), "does not answer"),
         (redis.ConnectionError, (), f"cannot be reached ({text.rstrip('.')})"),
