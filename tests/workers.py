@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import shutil
 import signal
 import tempfile
 import traceback
@@ -19,6 +20,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from .repeated import lighten_libraries
@@ -27,11 +29,38 @@ FIRST = ("e2e", "docs", "engine/evaluation", "engine/training", "engine/online",
 """Folders of the longest files. They run first, so that the workers end at about the same time."""
 WAITING = "tui"
 """A folder whose tests wait for most of their time. Every second worker begins there, while the others compute."""
+MEMORY, PREFIX = Path("/dev/shm"), "grpo-tui-tests-"
 Group = list[pytest.Item]
+
+_in_memory: Path | None = None
+"""Where the temporary folders of this session are, unless they are where the system has them."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workers", type=int, default=0, help="run the tests in this many forks of one process")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Temporary folders are in memory where there is much: runs flush many small files, which costs time on a disk."""
+    global _in_memory
+    if config.getoption("--workers") and "TMPDIR" not in os.environ and _room():
+        for left in MEMORY.glob(f"{PREFIX}*"):  # of a session that was killed or had failures
+            if not psutil.pid_exists(int(left.name.removeprefix(PREFIX))):
+                shutil.rmtree(left, ignore_errors=True)
+        _in_memory = MEMORY / f"{PREFIX}{os.getpid()}"
+        _in_memory.mkdir(exist_ok=True)
+        _in_memory.chmod(0o711)  # some tests let another user in
+        os.environ["TMPDIR"], tempfile.tempdir = str(_in_memory), None
+
+
+def _room() -> bool:
+    """Whether the folders, the workers and the type checker beside them take but a part of the free memory."""
+    try:
+        free = shutil.disk_usage(MEMORY).free
+    except OSError:
+        return False
+    return free > 4 << 30 and psutil.virtual_memory().available > 14 << 30
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -49,7 +78,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """The names of failed tests are the last lines, below comparisons of any length."""
     reporter: Any = config.pluginmanager.getplugin("terminalreporter")
-    for report in [*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())] if reporter else ():
+    failed = [*reporter.stats.get("failed", ()), *reporter.stats.get("error", ())] if reporter else []
+    if _in_memory is not None and failed:
+        reporter.write_line(f"temporary folders, until the next run: {_in_memory}")
+    elif _in_memory is not None:
+        shutil.rmtree(_in_memory, ignore_errors=True)
+    for report in failed:
         reporter.write_line(f"failed: {report.nodeid[:300]}")
 
 
