@@ -51,6 +51,7 @@ def test_a_family_with_settings_of_experts_that_it_lacks_trains(tmp_path: Path):
     assert math.isfinite(trained(tmp_path, model)[metric.LOSS])
 
 
+@pytest.mark.skipif(OLD_CHECKPOINTING, reason="its config in transformers 5.16 demands a token for the beginning")
 def test_a_layer_between_body_and_vocabulary_is_part_of_the_loss(tmp_path: Path):
     found = trained(tmp_path, model_of_type("modernbert-decoder"))
     assert 0 <= found[metric.KL_UNCHANGED] < 1e-10
