@@ -180,9 +180,9 @@ def test_a_model_that_is_not_there(cli: Cli, tmp_path: Path):
 
 
 def test_the_terminal(tmp_path: Path):
-    """A tool is chosen by its number; the reason of a penalty and the turn of the model are shown."""
+    """A tool is chosen by its number; the reason of a penalty and the turn of the model are shown. Not forked."""
     command = [sys.executable, "-m", "grpo_tui.tui.cli", "play", FEW, "--run-id", "mine"]
-    with Terminal(command, cwd=tmp_path, forked=True) as screen:
+    with Terminal(command, cwd=tmp_path) as screen:
         screen.see("task 1 of", "1 SEGMENT_OBJECT_AT")
         screen.press("1")
         screen.see("Your turn", "SEGMENT_OBJECT_AT(x=, y=)")
