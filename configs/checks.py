@@ -6,12 +6,14 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from typing import get_args
 
 from .errors import Problem
 from .schema import BUILTIN_ADAPTERS, DATASET_ENV, RunConfig
 from .sections.data import holds_tasks
 from .sections.environment import MCP
-from .trl_fields import PEFT, SCHEDULE, fault
+from .sections.training import TRL_LOSSES, Advantages
+from .trl_fields import PEFT, SCHEDULE, UNUSED_BY_OWN_LOSS, fault
 
 FILES = (".jsonl", ".json", ".csv", ".parquet")
 """Endings of the files that a dataset can be read from."""
@@ -51,6 +53,9 @@ def _training(config: RunConfig) -> Iterator[Problem]:
             f"{t.fresh} of the {t.num_generations} rollouts of a group cannot start at the prompt",
             f"at most {t.num_generations}, or null for half",
         )
+    if t.tree.fresh is not None and t.advantages in get_args(Advantages) and t.advantages != "tree":
+        wrong = f"rollouts branch with advantages: tree, and training.advantages is {t.advantages}"
+        yield Problem("training.tree.fresh", wrong, "null, or training.advantages: tree")
     if os.path.normpath(sft.output_dir) == os.path.normpath(t.output_dir):
         yield Problem(
             "training.output_dir",
@@ -80,6 +85,10 @@ def _passed(config: RunConfig) -> Iterator[Problem]:
         )
     if peft.get("use_dora") and config.rollouts.engine == "vllm":
         yield Problem("model.lora.peft.use_dora", "vLLM does not serve DoRA", "use_rslora, or engine: transformers")
+    for key in UNUSED_BY_OWN_LOSS if training.loss_type not in TRL_LOSSES else ():
+        if training.trl.get(key) is not None:
+            wrong = f"training.loss_type: {training.loss_type} does not use it"
+            yield Problem(f"training.trl.{key}", wrong, f"one of TRL's losses: {', '.join(TRL_LOSSES)}")
     if training.max_steps is not None and "num_train_epochs" in training.trl:
         yield Problem(
             "training.trl.num_train_epochs",

@@ -64,6 +64,9 @@ SCHEDULE = (
 )
 """Fields of the optimiser and its schedule. `sft.trl` also accepts them."""
 
+UNUSED_BY_OWN_LOSS = ("delta", "off_policy_mask_threshold", "top_entropy_quantile")
+"""Fields of TRL's loss that a loss of `engine/training/losses` replaces."""
+
 PASSED: dict[str, str] = {
     **dict.fromkeys(SCHEDULE, ""),
     "num_train_epochs": "with `training.max_steps: null`",

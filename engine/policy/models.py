@@ -193,6 +193,14 @@ def load_vision(
     """Load the processor of a policy that takes images; None for a text model. Raises ModelLoadError."""
     base = base_of(model)
     if VisionModel.of(base) is None:
+        vision = config.lora is not None and config.lora.vision
+        for key, value in (
+            ("max_pixels", config.max_pixels),
+            ("max_images", config.max_images),
+            ("lora.vision", vision),
+        ):
+            if value:
+                raise ModelLoadError(f"model.{key} is for models with image input, and {config.base} has none")
         return None
     source, revision = base_source(config)
     try:

@@ -44,6 +44,8 @@ HOOKS: Hooks = {
     "_save_optimizer_and_scheduler": (("output_dir",), ()),
     "_save_rng_state": (("output_dir",), ()),
     "_save_scaler": (("output_dir",), ()),
+    "create_optimizer": None,
+    "create_scheduler": None,
     "save_model": (("output_dir",), ("_internal_call",)),
 }
 """What `Resumable` replaces or calls of transformers' Trainer."""
@@ -117,9 +119,18 @@ class Resumable(FiniteUpdates):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check_hooks(Trainer, HOOKS, _message)
-        super().__init__(*args, **kwargs)
+        with _naming_fields():
+            super().__init__(*args, **kwargs)
         self.state_parts: list[StatePart] = []
         self.last_checkpoint: Path | None = None
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        with _naming_fields():
+            return super().create_optimizer(*args, **kwargs)
+
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        with _naming_fields():
+            return super().create_scheduler(*args, **kwargs)
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Shard the weights before training if configured. Weights of a checkpoint are loaded by then."""
@@ -277,6 +288,16 @@ class Resumable(FiniteUpdates):
         for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             if f"cuda.{i}" in tensors:
                 torch.cuda.set_rng_state(tensors[f"cuda.{i}"], i)
+
+
+@contextmanager
+def _naming_fields() -> Iterator[None]:
+    """Turn an error about a field that was passed to TRL into a sentence."""
+    try:
+        yield
+    except (ImportError, TypeError, ValueError) as problem:
+        reason = " ".join(str(problem).split())
+        raise TrainingError(f"a field of training.trl or sft.trl cannot be used: {reason}") from problem
 
 
 @contextmanager

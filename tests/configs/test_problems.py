@@ -100,6 +100,12 @@ def test_a_queue_is_a_url_whose_password_stands_where_it_is_known_to_be_one(tmp_
     assert "HOST:PORT/NUMBER" in problem.message
 
 
+def test_settings_that_the_chosen_method_or_loss_would_pass_over_are_refused(tmp_path: Path):
+    found = problems_of(tmp_path, "training: {loss_type: reinforce, trl: {delta: 1.5}, tree: {fresh: 2}}\n")
+    assert found["training.trl.delta"].message == "training.loss_type: reinforce does not use it"
+    assert found["training.tree.fresh"].right == "null, or training.advantages: tree"
+
+
 def test_a_problem_from_set_names_the_option_not_a_line(tmp_path: Path):
     found = problems_of(tmp_path, "training:\n  beta: 0.1\n", "training.beta=-3", "training.max_stps=2")
     assert found["training.beta"].place == "--set training.beta=-3"

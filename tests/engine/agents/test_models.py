@@ -22,7 +22,7 @@ from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.sections.model import LoraSection, ModelConfig
 from grpo_tui.engine.agents.decoder import stop_ids_of
 from grpo_tui.engine.policy import memory
-from grpo_tui.engine.policy.models import load_policy, lora_config, save_adapters
+from grpo_tui.engine.policy.models import load_policy, load_vision, lora_config, save_adapters
 from grpo_tui.engine.policy.prepared import PreparedModel
 from grpo_tui.engine.policy.sources import ModelLoadError, load_tokenizer
 from grpo_tui.engine.policy.unwrap import base_of
@@ -240,6 +240,13 @@ def test_what_a_person_reads_when_adapters_cannot_be_loaded(base, tmp_path):
     (folder / "adapter_config.json").write_text("{")
     with pytest.raises(ModelLoadError, match="is not valid JSON"):
         load_policy(config(base), adapters=str(folder))
+
+
+@pytest.mark.parametrize("more", [{"max_images": 1}, {"max_pixels": 9}, {"lora": LoraSection(vision=True)}])
+def test_settings_of_images_for_a_model_that_takes_none_are_refused(base: Path, more: dict[str, Any]):
+    settings = config(base).model_copy(update=more)
+    with pytest.raises(ModelLoadError, match=r"^model\..* is for models with image input, and .* has none$"):
+        load_vision(settings, *load_policy(settings))
 
 
 def test_ids_of_a_generation_configuration_that_are_none_are_told(base: Path, tmp_path: Path):

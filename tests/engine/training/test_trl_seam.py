@@ -51,6 +51,13 @@ def test_a_transformers_without_a_hook(monkeypatch: Any, name: str):
             ResumableTrainer()
 
 
+def test_a_field_that_the_optimiser_refuses_is_named(tmp_path: Path):
+    trainer = make_trainer(tmp_path, playback_rows(2), model=policy(lora=True), max_steps=1)
+    trainer.args.optim, trainer.args.adam_beta1 = "adamw_torch", 2.0
+    with pytest.raises(TrainingError, match=r"a field of training\.trl .* Invalid beta parameter at index 0"):
+        trainer.create_optimizer()
+
+
 def test_a_method_may_take_its_arguments_as_a_whole(monkeypatch: Any):
     """As TRL 1.14 has it."""
     name = "_get_per_token_logps_and_entropies"
