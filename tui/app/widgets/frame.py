@@ -15,10 +15,9 @@ from textual import events
 from textual.filter import Monochrome, NoColor
 from textual.geometry import Region
 from textual.strip import Strip
-from textual.widget import Widget
 
 from ..theme import Palette
-from .pane import Line, Pane
+from .pane import Line, Pane, PaneHost
 
 _UP, _RIGHT, _DOWN, _LEFT = 1, 2, 4, 8
 _GLYPHS = {
@@ -79,7 +78,7 @@ def split(total: int, parts: Sequence[SplitPart]) -> list[tuple[int, int]]:
 Plan = Callable[[int, int], list[Box]]
 
 
-class Frame(Widget):
+class Frame(PaneHost):
     """Borders, titles, header, key hints, and the panes between them."""
 
     ALLOW_SELECT = False
@@ -138,7 +137,6 @@ class Frame(Widget):
         self.refresh()
 
     def refresh_lines(self) -> None:
-        """Paint the border lines again, as every change of a pane does."""
         width, height = self.size
         if width:
             lines = {0, height - 1} | {box.y for box in self.boxes}

@@ -10,19 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.strip import Strip
+from textual.widget import Widget
 
 from ... import text as literally
 from ..theme import Palette
-
-if TYPE_CHECKING:
-    from .frame import Frame
 
 Hit = tuple[int, int, object]
 """`[start, end)` in cells and the target of a click there."""
@@ -142,6 +140,14 @@ def wrapped(
     return [(Line(p).gap(indent) if i else head).add(part, style) for i, part in enumerate(parts)]
 
 
+class PaneHost(Widget):
+    """Paints panes and the border lines around them."""
+
+    def refresh_lines(self) -> None:
+        """Paint the border lines again, as every change of a pane does."""
+        raise NotImplementedError
+
+
 class Pane:
     """A widget that paints the lines of `build`. Subclasses hold data and call `changed` after a change."""
 
@@ -163,7 +169,7 @@ class Pane:
 
     def __init__(self, name: str = "") -> None:
         self.name = name or self.name
-        self.frame: Frame | None = None
+        self.frame: PaneHost | None = None
         self.region = Region()
         self.top = 0
         self.active = False
