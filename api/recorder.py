@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import queue
 import sys
@@ -286,7 +287,7 @@ class Recorder:
             self._writer.trajectories(step, records)
             self.stored += len(records)
             given = (r.trajectory.env_reward for r in records if r.split == "train")
-            if rewards := [reward for reward in given if reward is not None]:
+            if rewards := [reward for reward in given if reward is not None and math.isfinite(reward)]:
                 total, number = self._rewards.get(step, (0.0, 0))
                 self._unwritten.setdefault(step, number > 0)
                 self._rewards[step] = total + sum(rewards), number + len(rewards)

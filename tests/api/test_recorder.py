@@ -296,6 +296,13 @@ def test_calls_of_another_shape_raise_where_they_are_made(tmp_path: Path) -> Non
                 record.rollouts(step, [])
 
 
+def test_a_reward_that_is_no_number_is_left_out_of_the_mean(tmp_path: Path) -> None:
+    with Recorder("r", runs_dir=tmp_path) as record:
+        record.rollouts(1, [{"prompt": "q", "completion": "a", "reward": r} for r in (1.0, float("nan"), 2.0)])
+    with RunReader(tmp_path / "r") as reader:
+        assert list(reader.metrics.points("rewards/total/mean")) == [(1, 1.5)]
+
+
 def test_late_rollouts_count_in_the_mean_of_their_step_and_its_groups(tmp_path: Path) -> None:
     with Recorder("mine", runs_dir=tmp_path) as record:
         for step, reward in ((1, 0.0), (2, 5.0), (1, 1.0), (3, 5.0), (1, 5.0)):
