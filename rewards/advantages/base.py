@@ -17,7 +17,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import Literal, NamedTuple
 
 from ...envs.trajectory import Trajectory
@@ -101,9 +102,9 @@ def total(values: Sequence[float]) -> float:
     The fixed order keeps training results bitwise stable when this code changes.
     """
     blocks = len(values) // 4 * 4
-    found = sum(values[blocks:], 0.0)
+    found = reduce(add, values[blocks:], 0.0)  # not `sum`, which compensates rounding since Python 3.12
     for lane in range(4 if blocks else 0):
-        found += sum(values[lane:blocks:4], 0.0)
+        found += reduce(add, values[lane:blocks:4], 0.0)
     return found
 
 
@@ -194,7 +195,8 @@ class AdvantageMethod(ABC):
 
     def columns(self, group: Group) -> Columns:
         rows = [list(self.returns(rollout)) if rollout.scored else [] for rollout in group]
-        return Columns([[row[t] if t < len(row) else None for row in rows] for t in range(max(map(len, rows)))])
+        turns = range(max(map(len, rows), default=0))
+        return Columns([[row[t] if t < len(row) else None for row in rows] for t in turns])
 
     def _formula(self, scale: str, steps: Sequence[Terms]) -> AdvantageFormula | None:
         """Build the formula with its sentence. Returns None without steps."""

@@ -25,7 +25,7 @@ from grpo_tui.engine.rollouts.rollout import Rollout
 from grpo_tui.engine.rollouts.scoring import Scorer
 from grpo_tui.envs.trajectory import Trajectory
 from grpo_tui.rewards.advantages import METHODS
-from grpo_tui.rewards.advantages.base import EPSILON, Returns, spread
+from grpo_tui.rewards.advantages.base import EPSILON, Returns, spread, total
 from grpo_tui.rewards.breakdown import AdvantageFormula, AdvantageTerm, ComponentValue, RewardBreakdown, StepReward
 from grpo_tui.tui.advantage import equation
 from tests.properties import drawn
@@ -121,6 +121,16 @@ def test_a_group_without_signal_has_no_advantage_anywhere(batch, method):
     for group, alive in zip(advantages, signal, strict=True):
         if not alive:
             assert np.abs(group).max() <= 1e-5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_group_of_nothing_has_no_advantage(method):
+    assert advantage_method(method).compare([[], [Returns([1.0], [1.0], states=["q"])]], "group")[0] == []
+
+
+def test_sums_round_alike_in_every_python():
+    """`sum` compensates rounding since Python 3.12, and would keep the 1.0 that 1e16 absorbs."""
+    assert total([1e16, 0.1, 0.2, 0.3, 1.0, 0.4, 0.5, 0.6, -1e16, 0.7, 0.8, 0.9]) == 4.5
 
 
 def test_equal_returns_are_no_signal_and_a_minimum_filters_small_differences():
