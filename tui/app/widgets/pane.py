@@ -145,7 +145,7 @@ class PaneHost(Widget):
 
     def refresh_lines(self) -> None:
         """Paint the border lines again, as every change of a pane does."""
-        raise NotImplementedError
+        self.refresh()
 
 
 class Pane:
