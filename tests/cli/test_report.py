@@ -143,3 +143,11 @@ def test_a_browser_shows_the_rollouts_and_runs_nothing_of_theirs(tmp_path: Path)
     assert "8 of 8 match, mean reward 2" in done.stdout
     assert "<title>grpo-tui: evil</title>" in done.stdout
     assert "&lt;/script&gt;&lt;script&gt;document.title" in done.stdout, "the text is shown"
+
+
+def test_the_curves_of_the_dashboard_come_first(tmp_path: Path):
+    with Recorder("many", runs_dir=tmp_path) as recorder:
+        for step in (1, 2):
+            recorder.metrics(step, {f"a/{i:03}": step for i in range(80)} | {"success/train": step, "kl/mean": step})
+    _, data = page(tmp_path, "many")
+    assert list(data["curves"])[:3] == ["success/train", "kl/mean", "a/000"] and len(data["curves"]) == 82

@@ -23,6 +23,7 @@ from ...engine.runs.read.reader import RunReader
 from ...engine.runs.search.query import Query
 from ...engine.runs.search.views import Count
 from ...engine.runs.types import RunInfo, StepReward, TrajectoryRecord, TrajectoryRow
+from ..app.live_charts import CHARTS, metrics_of
 from ..app.rollout_fields import END, PROMPT, Field, RolloutTexts
 from ..format import count, number, step_text
 from ..text import clip, literal
@@ -37,7 +38,9 @@ BYTES = 16 << 20
 """Bytes of their texts and numbers, about."""
 TEXT = 8000
 """Characters of one text."""
+CURVES = 200
 _POINTS = 300
+"""Points of a curve."""
 _BLOCK = 8
 """Rollouts that are taken together, so that groups stay whole."""
 
@@ -179,11 +182,19 @@ def page_data(readers: Sequence[RunReader], names: Sequence[str], query: Query) 
 
 
 def curves(readers: Sequence[RunReader]) -> dict[str, list[list[tuple[int, float]]]]:
-    """Return the points of each metric for each run: for two runs, the metrics that both have."""
-    names = [name for name in readers[0].metrics.names() if all(name in r.metrics.names() for r in readers[1:])]
-    found = {name: [r.metrics.points(name, max_points=_POINTS) for r in readers] for name in sorted(names)}
+    """Return the points of each metric for each run: for two runs, the metrics that both have.
+
+    The metrics of the dashboard come first, and families such as the components of the reward after single metrics.
+    """
+    names = sorted(name for name in readers[0].metrics.names() if all(name in r.metrics.names() for r in readers[1:]))
+    patterns = [pattern for charts in CHARTS.values() for chart in charts for pattern in chart.metrics]
+    patterns.sort(key=lambda pattern: pattern.endswith("*"))
+    found = {
+        name: [r.metrics.points(name, max_points=_POINTS) for r in readers]
+        for name in dict.fromkeys([*metrics_of(patterns, names), *names])
+    }
     drawn = {literal(k): v for k, v in found.items() if any(sum(math.isfinite(y) for _, y in one) > 1 for one in v)}
-    return dict(list(drawn.items())[:60])
+    return dict(list(drawn.items())[:CURVES])
 
 
 def _selected(reader: RunReader, run: int, query: Query, count: int, size: int) -> tuple[list[bytes], Count]:

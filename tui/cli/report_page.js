@@ -2,7 +2,7 @@
 // Texts of a record enter the page as text nodes only.
 const data = JSON.parse(document.getElementById("data").textContent);
 const all = data.rollouts, $ = (id) => document.getElementById(id);
-const COLUMNS = ["n", "step", "reward", "advantage", "turns", "penalties"], SHOWN = 300, NS = "http://www.w3.org/2000/svg";
+const COLUMNS = ["n", "step", "reward", "advantage", "turns", "penalties"], SHOWN = 300, CURVES = 16, NS = "http://www.w3.org/2000/svg";
 let found = all, order = ["", 1], at = 0, turn = 0;
 
 function make(tag, text, style, ...children) {
@@ -50,7 +50,6 @@ function list() {
     table.append(line);
   });
   $("list").replaceChildren(table);
-  table.querySelector(".here")?.scrollIntoView({ block: "nearest" });
 }
 const fields = (items) => items.flatMap(([name, text, tone]) => [...(name ? [make("b", name, tone)] : []), make("div", text, "text " + tone)]);
 function show() {
@@ -94,16 +93,19 @@ function curves() {
       if (one.length) svg.append(path);
     });
     const last = series.map((one) => number(one.length ? one[one.length - 1][1] : null)).join(" · ");
-    $("curves").append(make("figure", null, "", make("figcaption", `${name}: ${last} (${number(y0)} … ${number(y1)}, steps ${x0}–${x1})`), svg));
+    ($("curves").children.length < CURVES ? $("curves") : $("more")).append(make("figure", null, "", make("figcaption", `${name}: ${last} (${number(y0)} … ${number(y1)}, steps ${x0}–${x1})`), svg));
   }
   if (!Object.keys(data.curves).length) $("curves").textContent = "No metric has two steps.";
+  $("more").parentNode.hidden = !$("more").children.length;
 }
 $("held").textContent = data.held;
 $("filter").oninput = filter;
 document.onkeydown = (e) => {
   if (e.target === $("filter") || e.ctrlKey || e.metaKey || e.altKey) return;
   const move = { j: [1, 0], k: [-1, 0], l: [0, 1], h: [0, -1] }[e.key];
-  if (move) go(at + move[0], move[0] ? 0 : turn + move[1]);
+  if (!move) return;
+  go(at + move[0], move[0] ? 0 : turn + move[1]);
+  document.querySelector("tr.here")?.scrollIntoView({ block: "nearest" });
 };
 curves();
 filter();

@@ -69,9 +69,9 @@ class Alerts(Pane):
             "failure": p.bad_bold, "warning": p.warn_bold, "asked": p.accent, "hint": p.muted, "good": p.good,
         }  # fmt: skip
         head = Line(p).add("▸" if selected else " ", p.accent).add(_SIGNS[found.severity] + " ", tones[found.severity])
-        where = f"{found.first}–{found.last}" if found.first != found.last else f"{found.last}" if found.last else ""
-        if where:
-            head.offer(Line(p).add(f"{where} ", p.muted), width - 12)
+        where = f"steps {found.first}–{found.last}: " if found.first != found.last else f"step {found.last}: "
+        if found.last:
+            head.offer(Line(p).add(where, p.muted), width - 12)
         if found.times > 1:
             head.offer(Line(p).add(f"×{found.times} ", p.muted), width - 12)
         ids = found.trajectories
