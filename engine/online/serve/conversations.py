@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from cachetools import FIFOCache
 
 from ....envs.trajectory import Call, Step
 from ...rollouts.rollout import Rollout
@@ -49,8 +49,8 @@ class Conversation:
 class Conversations:
     """Remembers each caller's turns by the messages up to them. Usable from any thread."""
 
-    _turns: OrderedDict[bytes, Turn] = field(default_factory=OrderedDict)
-    _keys: dict[int, bytes] = field(default_factory=dict)
+    _turns: FIFOCache[bytes, Turn] = field(default_factory=lambda: FIFOCache(REMEMBERED))
+    _keys: FIFOCache[int, bytes] = field(default_factory=lambda: FIFOCache(REMEMBERED))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def find(self, caller: str, messages: Sequence[Told]) -> Turn | None:
@@ -75,13 +75,7 @@ class Conversations:
         *_, (_, key) = _keyed(conversation.caller, messages)
         with self._lock:
             self._turns[key] = Turn(messages, rollout, request)
-            self._turns.move_to_end(key)
             self._keys.setdefault(request, key)
-            while len(self._turns) > REMEMBERED:
-                _, old = self._turns.popitem(last=False)
-                self._keys.pop(old.request, None)
-            while len(self._keys) > REMEMBERED:  # several requests may share a turn
-                del self._keys[next(iter(self._keys))]
 
 
 def assistant(text: str, calls: Sequence[Call]) -> Told:

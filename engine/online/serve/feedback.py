@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from cachetools import FIFOCache
 
 from ....envs.extraction import boxed, choice, last_number, mathematical, normal
 from ...agents.chat_agent import ChatAgent
@@ -45,8 +46,8 @@ class FeedbackKeeper:
 
     def __post_init__(self) -> None:
         self._engine = self.live.engine
-        self._remembered: OrderedDict[int, Answer] = OrderedDict()
-        self._outcomes: OrderedDict[int, FeedbackOutcome] = OrderedDict()
+        self._remembered: FIFOCache[int, Answer] = FIFOCache(REMEMBERED)
+        self._outcomes: FIFOCache[int, FeedbackOutcome] = FIFOCache(REMEMBERED)
         self.ready: deque[tuple[int, Feedback, str, Answer]] = deque()
         """Feedback whose samples have been drawn, waiting to become update tasks."""
         self._drawing = 0
@@ -60,8 +61,6 @@ class FeedbackKeeper:
         for answer in answers:
             if answer.request.reply is not None and answer.error is None:
                 self._remembered[answer.request.number] = answer
-        while len(self._remembered) > REMEMBERED:
-            self._remembered.popitem(last=False)
 
     def process_drawn(self) -> None:
         while self.ready:
@@ -178,8 +177,6 @@ class FeedbackKeeper:
         """Process a row of the worker's journal: an update, a refused task, or a published version."""
         for outcome in self._outcomes.values():
             outcome.note(row)
-        while len(self._outcomes) > REMEMBERED:
-            self._outcomes.popitem(last=False)
 
 
 def label(engine: InferenceEngine, answer: Answer, right: str | None, wrong: str | None) -> Learned:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from cachetools import LRUCache
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -53,7 +54,7 @@ class VisionModel:
         self.model = model
         self.tower = VisionTower(model)
         self.image_id = int(model.config.image_token_id)
-        self._positions: dict[tuple[object, ...], TokenPositions] = {}
+        self._positions: LRUCache[tuple[object, ...], TokenPositions] = LRUCache(KNOWN_POSITIONS)
         self._rope = getattr(model.base_model, "get_rope_index", None)
         self._placing = () if self._rope is None else tuple(inspect.signature(self._rope).parameters)
         self.two_way = "token_type_ids" in inspect.signature(model.forward).parameters
@@ -92,8 +93,6 @@ class VisionModel:
         grids = {k: torch.cat([i.inputs[k] for i in images]) for k in images[0].inputs if k in self._placing}
         key = (prefix.tobytes(), *(grid.numpy().tobytes() for grid in grids.values()))
         if key not in self._positions:
-            if len(self._positions) >= KNOWN_POSITIONS:
-                self._positions.clear()
             ids = torch.from_numpy(prefix)[None]
             found, _ = self._rope(ids, mm_token_type_ids=(ids == self.image_id).int(), **grids)
             values = found[:, 0].numpy()

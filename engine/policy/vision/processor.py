@@ -8,14 +8,15 @@ and pixels agree, and refuses an input that does not, with the reason.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from cachetools import LRUCache
 from PIL import Image
 from torch import Tensor
 
@@ -96,11 +97,10 @@ class VisionProcessor:
         self.image_id = int(config.image_token_id)
         self.never = tuple(sorted({int(i) for name in PIXEL_TOKENS if (i := getattr(config, name, None)) is not None}))
         """Tokens that stand for pixels. A policy that wrote one would show itself an image that does not exist."""
-        self._stands: dict[tuple[int, int], tuple[str, int]] = {}
+        self._stands: LRUCache[tuple[int, int], tuple[str, int]] = LRUCache(KNOWN_SIZES)
         """The text and the image tokens by picture size, on which alone they depend. Computing them is half of a
         processor's work. `VisionTower` counts features, which detects a processor where this does not hold."""
-        self._known: OrderedDict[str, ModelImage] = OrderedDict()
-        self._bytes = 0
+        self._known: LRUCache[str, ModelImage] = LRUCache(CACHED_BYTES, attrgetter("nbytes"))
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Render the chat template, with a placeholder for every image."""
@@ -141,14 +141,10 @@ class VisionProcessor:
             raise VisionError(f"the image {picture.name} cannot be loaded: {error}") from error
         pixels = _as_rgb(pixels, picture.name)
         key = hashlib.sha1(repr((pixels.shape, self.max_pixels)).encode() + pixels.tobytes()).hexdigest()
-        if key in self._known:
-            self._known.move_to_end(key)
-            return self._known[key]
-        image = self._make(key, pixels, picture.name)
-        self._known[key] = image
-        self._bytes += image.nbytes
-        while self._bytes > CACHED_BYTES and len(self._known) > 1:
-            self._bytes -= self._known.popitem(last=False)[1].nbytes
+        if (image := self._known.get(key)) is None:
+            image = self._make(key, pixels, picture.name)
+            with suppress(ValueError):  # larger than the cache
+                self._known[key] = image
         return image
 
     def _make(self, key: str, pixels: np.ndarray, name: str) -> ModelImage:
@@ -181,8 +177,6 @@ class VisionProcessor:
         tokens = list(self.tokenizer.encode(text, add_special_tokens=False)).count(self.image_id)
         if tokens == 0:
             raise VisionError(f"the image {name} became no tokens")
-        if len(self._stands) >= KNOWN_SIZES:
-            self._stands.clear()
         self._stands[size] = text, tokens
         return text, tokens
 

@@ -7,12 +7,14 @@ trained or has adapters, each pass computes its own.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
+from cachetools import LRUCache
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -48,8 +50,7 @@ class VisionTower:
         self.body: Any = model.base_model
         self.encoded = 0
         self._outside_language = apart_from_language(model)
-        self._kept: OrderedDict[str, Features] = OrderedDict()
-        self._bytes = 0
+        self._kept: LRUCache[str, Features] = LRUCache(CACHED_BYTES, attrgetter("nbytes"))
         self._as_tensor = False
 
     @property
@@ -71,14 +72,13 @@ class VisionTower:
         by_key = {image.key: image for image in images}
         if self.fixed:
             found = {key: self._kept[key] for key in by_key if key in self._kept}
-            for key in found:
-                self._kept.move_to_end(key)
             missing = [image for key, image in by_key.items() if key not in found]
             if missing:
                 with torch.inference_mode(False), torch.no_grad():  # a loss may read them as well
-                    encoded = self._encode(missing)
-                found |= encoded
-                self._keep(encoded)
+                    found |= self._encode(missing)
+                for image in missing:
+                    with suppress(ValueError):  # larger than the cache
+                        self._kept[image.key] = found[image.key]
         else:
             found = self._encode(list(by_key.values()))
         rows = [found[image.key] for image in images]
@@ -125,13 +125,6 @@ class VisionTower:
 
     def _parameters(self) -> Iterator[Tensor]:
         return (p for module in self._outside_language for p in module.parameters())
-
-    def _keep(self, encoded: dict[str, Features]) -> None:
-        for key, features in encoded.items():
-            self._kept[key] = features
-            self._bytes += features.nbytes
-        while self._bytes > CACHED_BYTES and len(self._kept) > 1:
-            self._bytes -= self._kept.popitem(last=False)[1].nbytes
 
 
 def _parts(images: Sequence[ModelImage]) -> Iterator[list[ModelImage]]:
