@@ -95,6 +95,22 @@ async def test_dumps_opened_lately_stand_in_the_list_of_runs_and_open_from_there
     assert file.exists()
 
 
+async def test_dumps_of_one_file_name_are_told_apart_by_their_folders(runs: Path, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        file = tmp_path / name / "rollouts.jsonl"
+        file.write_text('{"prompt": "2+2?", "completion": "4", "reward": 1.0, "step": 1}\n')
+        open_dump(file)
+    async with running(runs, Runs(), size=(160, 40)) as app:
+        assert all(
+            any(line.rstrip(" │").endswith(f"/{n}") for line in app.text.split("\n")) for n in ("first", "second")
+        )
+        await app.press("f")
+        await app.pilot.press(*"second", "enter")
+        await settle(app.pilot)
+        assert [row.info.facts["dump"] for row in app.screen.rows] == [str(tmp_path / "second" / "rollouts.jsonl")]
+
+
 async def test_a_dump_is_removed_from_the_list_and_its_files_stay(runs: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_text('{"prompt": "2+2?", "completion": "4", "reward": 1.0, "step": 1}\n')

@@ -33,6 +33,13 @@ class RunRow:
     def dump(self) -> bool:
         return self.info.mode == "dump"
 
+    @property
+    def name(self) -> str:
+        """The run's name, or the last folders of a dump's path, because many dumps have the same file name."""
+        if self.info.name or not self.dump:
+            return self.info.name
+        return "/".join(Path(str(self.info.facts.get("dump", ""))).parts[-3:-1])
+
 
 def is_branch(info: RunInfo) -> bool:
     """Return whether a run holds continuations of a step (`start_branch` names its folder)."""
@@ -68,7 +75,7 @@ def arranged(rows: Iterable[RunRow], text: str, column: str, descending: bool) -
 
     def matches(row: RunRow) -> bool:
         i = row.info
-        searched = f"{i.id} {i.name} {'' if row.dump else i.status} {i.mode} {i.environment} {i.model}".casefold()
+        searched = f"{i.id} {row.name} {'' if row.dump else i.status} {i.mode} {i.environment} {i.model}".casefold()
         return all(word in searched for word in words)
 
     found = [row for row in rows if matches(row)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 from rich.style import Style
 
@@ -34,23 +35,29 @@ def columns(p: Palette, now: float, rows: Sequence[RunRow]) -> tuple[TableColumn
         return (ago(now - row.info.created) if row.info.created else "–"), p.muted
 
     def name(row: RunRow) -> Cell:
-        info = row.info
-        return (info.name or info.error or ""), (p.bad if info.error and not info.name else p.muted)
+        return (row.name or row.info.error or ""), (p.bad if row.info.error and not row.name else p.muted)
 
     def success(row: RunRow) -> Cell:
         inside = within(row.headline.interval, percent_number)
         return percent(row.headline.success) + inside, p.strong
 
+    def longer(texts: Iterable[str], width: int) -> float:
+        """Return the weight of a column in the distribution of free cells. A long text leaves some for other columns."""
+        return math.sqrt(max([0, *(len(text) - width for text in texts)]))
+
     step_cells = max([4, *(len(steps(row)[0]) for row in rows)])
     age_cells = max([6, *(len(age(row)[0]) for row in rows)])
     percents = max([8, *(len(success(row)[0]) for row in rows)])
     longest = max((len(row.info.id) for row in rows), default=4)
+    environments, models = longer((r.info.environment for r in rows), 12), longer((r.info.model for r in rows), 10)
     return (
         TableColumn("id", "run", min(max(6, longest), 24), lambda r: (r.info.id, p.strong)),
         TableColumn("status", "status", 10, status),
         TableColumn("mode", "mode", 6, lambda r: (r.info.mode, p.text), drop=3),
-        TableColumn("environment", "environment", 12, lambda r: (r.info.environment, p.text), drop=4, grow=0.6),
-        TableColumn("model", "model", 10, lambda r: (r.info.model, p.muted), drop=6, grow=0.6),
+        TableColumn(
+            "environment", "environment", 12, lambda r: (r.info.environment, p.text), drop=4, grow=environments
+        ),
+        TableColumn("model", "model", 10, lambda r: (r.info.model, p.muted), drop=6, grow=models),
         TableColumn("step", "step", step_cells, steps, ">", drop=1),
         TableColumn("success", "success", percents, success, ">"),
         TableColumn("reward", "reward", 8, lambda r: (fitted(r.headline.reward, 8), p.text), ">", drop=2),
@@ -58,7 +65,7 @@ def columns(p: Palette, now: float, rows: Sequence[RunRow]) -> tuple[TableColumn
             "", "reward over steps", 18, lambda r: (trend(r.headline.curves.get(REWARD, ()), 18), p.accent), drop=5
         ),
         TableColumn("created", "age", age_cells, age, ">", drop=7),
-        TableColumn("", "name", 8, name, drop=8, grow=1.0),
+        TableColumn("", "name", 8, name, drop=8, grow=longer((name(r)[0] for r in rows), 8)),
     )
 
 
