@@ -42,7 +42,7 @@ def columns(p: Palette, now: float, rows: Sequence[RunRow]) -> tuple[TableColumn
         return percent(row.headline.success) + inside, p.strong
 
     def longer(texts: Iterable[str], width: int) -> float:
-        """Return the weight of a column in the distribution of free cells. A long text leaves some for other columns."""
+        """Return the weight of a column when free cells are distributed. A long text leaves some for other columns."""
         return math.sqrt(max([0, *(len(text) - width for text in texts)]))
 
     step_cells = max([4, *(len(steps(row)[0]) for row in rows)])
