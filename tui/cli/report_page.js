@@ -41,7 +41,7 @@ function filter() {
 }
 function list() {
   const head = row([...(data.runs.length > 1 ? ["run"] : []), ...COLUMNS.map((c) => c + (order[0] === c ? (order[1] > 0 ? " ▲" : " ▼") : "")), "ended by"], true);
-  [...head.cells].forEach((cell) => { const name = cell.textContent.split(" ")[0]; if (COLUMNS.includes(name)) cell.onclick = () => { order = [name, order[0] === name ? -order[1] : 1]; filter(); }; });
+  [...head.cells].forEach((cell) => { const name = cell.textContent.split(" ")[0]; if (!COLUMNS.includes(name)) return; cell.className = "n"; cell.onclick = () => { order = [name, order[0] === name ? -order[1] : 1]; filter(); }; });
   const table = make("table", null, "", head);
   found.slice(0, SHOWN).forEach((r, i) => {
     const line = row([...(data.runs.length > 1 ? [String(r.run + 1)] : []), ...COLUMNS.map((c) => number(r[c])), (r.correct === null ? "" : r.correct ? "✓ " : "✗ ") + r.stop]);
