@@ -59,6 +59,15 @@ def one_sentence(problem: BaseException) -> str:
     return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
 
 
+@contextlib.contextmanager
+def told_in_one_sentence() -> Iterator[None]:
+    """End the process with one sentence on standard error if the block fails."""
+    try:
+        yield
+    except Exception as problem:  # user code, a model, a template or a hub may raise anything
+        raise SystemExit(one_sentence(problem)) from None
+
+
 SAFE_PATH = "for grpo-tui"
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 
-from ...configs.errors import GrpoTuiError
 from ..evaluation.card import model_card
+from ..launch.outcome import told_in_one_sentence
 from ..launch.settings import read_config
 from ..policy.models import load_policy, load_vision
 from ..policy.sources import load_known
@@ -38,17 +38,7 @@ def merge(run_dir: Path, adapters: str, folder: Path) -> None:
         (temporary / "README.md").write_text(model_card(run_dir, Path(adapters), merged=True), encoding="utf-8")
 
 
-def main() -> int:
-    """Return 0, or 1 after one sentence on standard error."""
-    run_dir, adapters, folder = sys.argv[1:]
-    logging.disable(logging.WARNING)
-    try:
-        merge(Path(run_dir), adapters, Path(folder))
-    except (GrpoTuiError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    logging.disable(logging.WARNING)
+    with told_in_one_sentence():
+        merge(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -188,8 +188,8 @@ def _listed(rows: Sequence[str]) -> str:
     return "row " + ", ".join(rows[:8]) + (" …" if len(rows) > 8 else "")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the answer. Returns 0, or 1 with one sentence on standard error."""
+def main(arguments: Sequence[str]) -> None:
+    """Print the answer."""
     parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.training.previews", description=__doc__)
     parser.add_argument("config")
     parser.add_argument("what", choices=("code", "prompt", "columns", "rows"))
@@ -199,9 +199,9 @@ def main(arguments: Sequence[str]) -> int:
     if args.what == "prompt":
         os.environ["HF_HUB_OFFLINE"] = "1"
     from ...configs.loading import load_config
-    from ..launch.outcome import one_sentence
+    from ..launch.outcome import told_in_one_sentence
 
-    try:
+    with told_in_one_sentence():
         config = load_config(args.config)
         if args.what == "code":
             check_code(config)
@@ -212,12 +212,8 @@ def main(arguments: Sequence[str]) -> int:
         else:
             for line in rows_of(config, args.rows, args.tokens):
                 print(line)
-    except Exception as problem:  # user code, a model, a template or a hub may raise anything
-        print(one_sentence(problem), file=sys.stderr)
-        return 1
-    return 0
 
 
 if __name__ == "__main__":
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
 
+from ...configs.loading import load_config
 from ...configs.schema import RunConfig
 from ...envs.trajectory import TokenArrays, Trajectory
+from ..launch.outcome import told_in_one_sentence
 from ..policy.sources import load_tokenizer
 from ..rollouts.judging import make_judge, special_texts
 from ..rollouts.rollout import Rollout
@@ -55,19 +56,6 @@ def _rollout(trajectory: Trajectory, tokens: TokenArrays[memoryview] | None) -> 
     return Rollout(ids, mask, np.zeros(len(ids), np.int16), np.zeros(len(ids), np.float32), 0, 0, trajectory=trajectory)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Return 0, or 1 after one sentence on standard error."""
-    from ...configs.loading import load_config
-    from ..launch.outcome import one_sentence
-
-    try:
-        with closing(RunReader(Path(arguments[1]))) as reader:
-            print(json.dumps(dict(rejudged(load_config(arguments[0]), reader))))
-    except Exception as problem:  # user code may raise anything
-        print(one_sentence(problem), file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with told_in_one_sentence(), RunReader(Path(sys.argv[2])) as recorded:
+        print(json.dumps(dict(rejudged(load_config(sys.argv[1]), recorded))))
