@@ -38,7 +38,7 @@ class DataConfig(Section):
     """Number of rows to use, from the start. null: all."""
     prompt: str | None = None
     """The prompt column, which holds text or messages. null: the first existing column of prompt, messages, question,
-    problem and instruction."""
+    problem and instruction, in upper or lower case."""
     prompt_template: str | None = None
     """A template of the user message with columns in braces, such as `"{question} Answer with a number."`. null: the
     prompt column."""

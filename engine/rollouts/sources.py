@@ -144,7 +144,8 @@ class TaskMaker:
                     )
             if not _fields(self.template):
                 raise DataError(f"data.prompt_template names no column, so all prompts would be equal; {has}")
-        column = config.prompt or next((c for c in PROMPT_COLUMNS if c in self.columns), None)
+        known = {c.lower(): c for c in self.columns} | {c: c for c in self.columns}
+        column = config.prompt or next((known[name] for name in PROMPT_COLUMNS if name in known), None)
         if self.template is None and (column is None or column not in self.columns):
             missing = f"no column {config.prompt}" if config.prompt else "no column of prompts"
             raise DataError(f"{has}, and {missing}: {self._advice()}")

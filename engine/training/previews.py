@@ -134,8 +134,9 @@ def rows_of(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
             prompt = prompt_of(env, task, policy)
             yield f"row {task['row']}, {len(chat.prompt(prompt.messages, prompt.tools))} tokens"
             yield from (f"  {line}" for line in chat.prompt_text(prompt.messages, prompt.tools).splitlines())
+        printed = [task["messages"], *(message["content"] for message in task["messages"])]
         for name, value in task["columns"].items():
-            if value is not None and str(value) not in str(task["messages"]):
+            if value is not None and value not in printed and f"{{{name}}}" not in (config.data.prompt_template or ""):
                 text = " ".join(str(value).split())
                 yield f"  {name} = {text if len(text) <= 100 else f'{text[:97]}...'}"
     if chat is not None:

@@ -43,6 +43,15 @@ def test_data_show_prints_rows_and_columns(cli: Cli, folder: Path):
     assert "[user] what is" in plain.stdout and "answer = " in plain.stdout
 
 
+def test_data_show_prints_an_answer_that_the_prompt_contains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("quiz.csv").write_text("Question,right,level\n" + "Is 27 or 82 larger?,82,1\n" * 4)
+    shown = list(rows_of(load_config(None, ["data.source=quiz.csv", "data.answer=right"]), 1, False))
+    assert shown[-2:] == ["  right = 82", "  level = 1"], "and not the prompt, whose column may be in upper case"
+    settings = ["data.source=quiz.csv", "data.answer=right", "data.prompt_template='{Question} ({level})'"]
+    assert list(rows_of(load_config(None, settings), 1, False))[-1] == "  right = 82"
+
+
 def test_data_show_counts_the_rows_of_either_file(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """Rows of both are numbered from 1."""
     monkeypatch.chdir(folder)
