@@ -44,13 +44,7 @@ class SeenRows:
         self.model = model
         self._history = history
         self.images = images
-        self._positions: list[TokenPositions] = []
-        prompts: dict[tuple[object, ...], TokenPositions] = {}
-        for row, shown in enumerate(images):
-            key = (history.ids[row, : history.length[row]].tobytes(), *(one.image.key for one in shown))
-            if key not in prompts:
-                prompts[key] = self._positions_of(row)
-            self._positions.append(prompts[key])
+        self._positions = list(map(self._positions_of, range(len(images))))
 
     def images_came(self, row: int) -> None:
         self._positions[row] = self._positions_of(row)
