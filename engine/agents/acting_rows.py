@@ -19,8 +19,7 @@ from ..policy.sources import first_line
 from .cached_rows import CachedRows
 from .chat_session import TokenHistory
 from .decoder import Decoder, UnsupportedModelError
-from .padded_rows import PaddedRows
-from .whole_rows import WholeRows
+from .padded_rows import PaddedRows, WholeRows
 
 logger = logging.getLogger(__name__)
 
