@@ -59,6 +59,8 @@ def with_system(text: str, messages: Sequence[Message]) -> list[Message]:
 
 def _argument(argument: Argument) -> str:
     kind = " or ".join(json.dumps(c) for c in argument.choices) if argument.choices else argument.type
+    if argument.declared and argument.type in ("array", "object", "any"):
+        kind = json.dumps({k: v for k, v in argument.declared.items() if k != "description"}, ensure_ascii=False)
     text = f"{argument.name}{'' if argument.required else '?'}: {kind}"
     return f"{text}, {argument.description}" if argument.description else text
 

@@ -18,7 +18,7 @@ from .base import Picture, StepResult
 from .content import IMAGE_SIGN
 from .guard import awaited, wait
 from .loading import EnvLoadError
-from .tools import ANSWER, TYPES, ToolSpec, tool_of_schema
+from .tools import ANSWER, ToolSpec, tool_of_schema
 from .user_code import UserCodeError, find_object, one_line
 
 if TYPE_CHECKING:
@@ -159,8 +159,6 @@ def load_tool(path: str) -> FunctionTool:
         reason, example = one_line(problem).partition(": ")[2].rstrip("."), " ".join(EXAMPLE.split())
         raise EnvLoadError(f'tool "{path}" cannot be declared: {reason}; write it as in {example}') from problem
     for name, schema in declared.get("parameters", {}).get("properties", {}).items():
-        if schema.get("type") not in TYPES:
-            raise EnvLoadError(f'tool "{path}": the type of {name} must be str, int, float, bool, list or dict')
         if not all(isinstance(choice, str) for choice in schema.get("enum") or ()):
             raise EnvLoadError(f'tool "{path}": the choices of {name} must be strings')
     spec = tool_of_schema(declared["name"], "", declared.get("parameters"))

@@ -7,8 +7,8 @@ for misuse, and their explanations, for free.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast, get_args
 
 from ..configs.plain_data import from_plain
 
@@ -27,7 +27,8 @@ class Argument:
 
     `minimum` is inclusive and `below` exclusive (a coordinate is `0 <= x < width`). The edges of a `box` are checked
     against the context's `width` and `height`. `refers_to` names a kind of resource (`"mask"`): the value must be the
-    id of an existing one. `nullable`: null is allowed.
+    id of an existing one. `nullable`: null is allowed. `declared`: the JSON schema of another library, if it says more,
+    such as the fields of an object.
     """
 
     name: str
@@ -39,9 +40,12 @@ class Argument:
     choices: tuple[str, ...] | None = None
     refers_to: str | None = None
     nullable: bool = False
+    declared: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @property
     def schema(self) -> dict[str, object]:
+        if self.declared:
+            return dict(self.declared)
         schema: dict[str, object] = {"description": self.description} if self.description else {}
         if self.type == "box":
             return {"type": "array", "items": {"type": "integer"}, "minItems": 4, "maxItems": 4} | schema
@@ -93,7 +97,8 @@ class ToolSpec:
             "name": self.name,
             "description": self.description,
             "arguments": [
-                {k: v for k, v in vars(a).items() if v is not None and (k != "nullable" or v)} for a in self.arguments
+                {k: v for k, v in vars(a).items() if v is not None and (k not in ("nullable", "declared") or v)}
+                for a in self.arguments
             ],
             "modality": sorted(self.modality),
             "produces": self.produces,
@@ -108,13 +113,16 @@ class ToolSpec:
 ANSWER = ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", "string", "the answer"),), final=True)
 
 
-def tool_of_schema(name: str, description: str | None, parameters: Mapping[str, object] | None) -> ToolSpec:
+def tool_of_schema(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:
     """Create a tool from a JSON schema of type `object`, as MCP servers and other libraries provide it.
 
-    `ToolSpec.schema` is the inverse. Types that `ArgumentType` lacks become `any`.
+    `ToolSpec.schema` is the inverse, with references resolved. Types that `ArgumentType` lacks become `any`.
     """
     parameters = parameters or {}
     required, properties = parameters.get("required") or (), parameters.get("properties")
+    definitions = parameters.get("$defs")
+    if isinstance(definitions, Mapping):
+        properties = _resolved(properties, definitions)
     arguments = tuple(
         _argument(key, schema if isinstance(schema, Mapping) else {}, key in required)
         for key, schema in (properties.items() if isinstance(properties, Mapping) else ())
@@ -122,7 +130,26 @@ def tool_of_schema(name: str, description: str | None, parameters: Mapping[str, 
     return ToolSpec(name, " ".join((description or "").split()), arguments)
 
 
-def _argument(name: str, schema: Mapping[str, object], required: bool) -> Argument:
+def _resolved(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """Return a JSON schema without titles, and with definitions in place of references, except recursive ones."""
+    if isinstance(schema, list):
+        return [_resolved(each, definitions) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    name = str(schema.get("$ref")).rpartition("/")[2]
+    if name in definitions:
+        others = {key: each for key, each in definitions.items() if key != name}
+        return _resolved({**definitions[name], **{k: v for k, v in schema.items() if k != "$ref"}}, others)
+    named = {k: v for k, v in schema.items() if k != "title" or not isinstance(v, str)}
+    return {key: _resolved(each, definitions) for key, each in named.items()}
+
+
+def _argument(name: str, schema: Mapping[str, Any], required: bool) -> Argument:
+    declared = {key: value for key, value in schema.items() if key != "title"}
+    options = [o for o in schema.get("anyOf") or () if isinstance(o, Mapping)]
+    known = [option for option in options if option.get("type") != "null"]
+    if len(known) == 1:  # pydantic's `str | None`
+        schema = {**schema, **known[0], "nullable": len(options) > 1}
     kind, nullable = schema.get("type"), bool(schema.get("nullable"))
     if isinstance(kind, list):
         kinds = [k for k in kind if k != "null"]
@@ -130,14 +157,18 @@ def _argument(name: str, schema: Mapping[str, object], required: bool) -> Argume
         kind = kinds[0] if len(kinds) == 1 else None
     choices = schema.get("enum")
     texts = tuple(choices) if isinstance(choices, list) and all(isinstance(c, str) for c in choices) else None
-    known = cast("ArgumentType", kind) if kind in TYPES else "any"
-    minimum = schema.get("minimum") if known in ("integer", "number") else None
-    return Argument(
+    known_kind = cast("ArgumentType", kind) if kind in TYPES else "any"
+    minimum = schema.get("minimum") if known_kind in ("integer", "number") else None
+    description = " ".join(str(schema.get("description") or "").split())
+    argument = Argument(
         name,
-        known,
-        " ".join(str(schema.get("description") or "").split()),
+        known_kind,
+        description,
         required,
         minimum=minimum if isinstance(minimum, (int, float)) else None,
-        choices=texts if known == "string" else None,
-        nullable=nullable and known != "any",
+        choices=texts if known_kind == "string" else None,
+        nullable=nullable and known_kind != "any",
     )
+    if description:
+        declared["description"] = description
+    return argument if argument.schema == declared else replace(argument, declared=declared)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import importlib
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from ...configs.sections.environment import MCP
 from ..base import StepResult
 from ..guard import submit, wait
 from ..loading import EnvLoadError
+from ..pictures import picture_of
 from ..tools import ToolSpec, tool_of_schema
 from ..user_code import one_line
 from . import optional
@@ -54,7 +56,9 @@ class McpTool:
         text = _text(answer)
         if answer.get("isError"):
             return StepResult(f"error: {text}", error=text or "the tool failed")
-        return StepResult(text)
+        shown = [part for part in answer.get("content") or () if part.get("type") == "image"]
+        urls = (f"data:{part['mimeType']};base64,{part['data']}" for part in shown)
+        return StepResult(text, images=tuple(map(picture_of, urls)))
 
 
 def load_mcp_tools(path: str) -> tuple[McpTool, ...]:
@@ -83,7 +87,7 @@ class McpServer:
         """Return the answer of `tools/list`. Exceptions of the connection propagate."""
         return wait(self._list(), START_SECONDS)
 
-    def call(self, name: str, arguments: Mapping[str, object]) -> dict[str, object]:
+    def call(self, name: str, arguments: Mapping[str, object]) -> dict[str, Any]:
         """Return the answer of `tools/call`. Raises RuntimeError if there is none."""
         try:
             return wait(self._call(name, dict(arguments)), 600.0)  # usually, `environment.turn_timeout_s` is shorter
@@ -147,7 +151,8 @@ def _transport(target: str) -> contextlib.AbstractAsyncContextManager[Sequence[A
     words = shlex.split(target)
     if not words:
         raise RuntimeError('name a command or an address: "mcp:python server.py", "mcp:http://127.0.0.1:9000/mcp"')
-    return mcp.stdio_client(mcp.StdioServerParameters(command=words[0], args=words[1:]))
+    # All variables: the library's default leaves out the keys that a server needs.
+    return mcp.stdio_client(mcp.StdioServerParameters(command=words[0], args=words[1:], env=dict(os.environ)))
 
 
 def _plain(answer: BaseModel) -> dict[str, Any]:
@@ -156,9 +161,10 @@ def _plain(answer: BaseModel) -> dict[str, Any]:
 
 
 def _text(answer: Mapping[str, Any]) -> str:
-    """Return the text of an answer, with other content replaced by its kind."""
+    """Return the text of an answer and of its resources, with other content replaced by its kind."""
     parts = [
-        part["text"] if part.get("type") == "text" else f"[{part.get('type')}]" for part in answer.get("content") or ()
+        {**part, **part.get("resource", {})}.get("text", f"[{part.get('type')}]")
+        for part in answer.get("content") or ()
     ]
     if not parts and answer.get("structuredContent") is not None:
         return json.dumps(answer["structuredContent"], ensure_ascii=False)

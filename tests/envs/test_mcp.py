@@ -16,6 +16,7 @@ import pytest
 from grpo_tui.configs.sections import EnvironmentConfig
 from grpo_tui.envs.dataset import DatasetEnv
 from grpo_tui.envs.loading import EnvLoadError
+from grpo_tui.envs.tools import ToolSpec
 
 from .scripts import ByteAgent
 
@@ -36,7 +37,9 @@ def played(env: DatasetEnv, *turns: str) -> Any:
 
 @pytest.fixture(scope="module")
 def stdio() -> DatasetEnv:
-    return DatasetEnv(tools=[f"mcp:{sys.executable} {SERVER}"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHELF_TOKEN", "me")  # servers get their keys so
+        return DatasetEnv(tools=[f"mcp:{sys.executable} {SERVER}"])
 
 
 @pytest.fixture
@@ -66,6 +69,32 @@ def test_the_tools_are_declared_with_their_types(stdio: DatasetEnv) -> None:
         ("pieces", "integer", False),
     ]
     assert stdio.tools[-1].name == "ANSWER"
+
+
+def test_the_policy_reads_the_fields_of_nested_arguments(stdio: DatasetEnv) -> None:
+    label = stdio.functions["label"].spec
+    item = {
+        "description": "A label on the shelf.",
+        "properties": {
+            "text": {"description": "What it says.", "type": "string"},
+            "title": {"default": False, "type": "boolean"},
+        },
+        "required": ["text"],
+        "type": "object",
+    }
+    assert label.arguments[0].schema == {"items": item, "type": "array"}
+    assert '"title": {"default": false, "type": "boolean"}' in stdio.explain()
+    assert (label.arguments[1].type, label.arguments[1].nullable) == ("string", True)
+    assert ToolSpec.from_json(label.to_json()) == label
+    done = played(stdio, call("label", labels=[{"text": "new"}], colour=None), call("label", labels="new"), "6")
+    assert done.steps[0].observation == "1 labels, None, as me"
+    assert done.steps[1].error == "labels must be array"
+
+
+def test_texts_and_pictures_of_a_tool(stdio: DatasetEnv) -> None:
+    result = stdio.functions["look"].run({})
+    assert result.observation == "\ntwo apples\n[image]"
+    assert result.images[0].load().shape == (2, 3, 3)
 
 
 def test_calls_and_errors_of_a_tool(stdio: DatasetEnv) -> None:

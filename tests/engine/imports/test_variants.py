@@ -190,8 +190,7 @@ def test_tools_keep_their_arguments(tmp_path: Path, opened: Open, anthropic: boo
     ]
     found, odd = one(tmp_path, opened, {"messages": CHAT, "tools": tools}).trajectory.tools
     assert found.signature == "find(city, n?)" and odd.signature == "odd()"
-    kept = {"city": {"type": "string"}, "n": {"type": "integer", "nullable": True}}
-    function = {"name": "find", "description": tool["description"], "parameters": {**schema, "properties": kept}}
+    function = {"name": "find", "description": tool["description"], "parameters": schema}
     assert found.schema == {"type": "function", "function": function}
 
 
