@@ -56,6 +56,10 @@ def attach(trainer: Any, recorder: Recorder | None = None, *, source: str = "", 
             return callback.attached
     if source and source not in SOURCES:
         raise ValueError(f"source={source!r}: expected one of {', '.join(SOURCES)}")
+    names = getattr(trainer, "reward_func_names", [])
+    for i, name in enumerate(names):
+        if name in names[:i]:  # TRL's logs would keep the values of the last one only
+            names[i] = f"{name}-{i + 1}"
     found = _sources(trainer)
     usable = [name for name in list(SOURCES)[list(SOURCES).index(source) if source else 0 :] if found[name]]
     if not usable:
@@ -127,7 +131,8 @@ class Attached:
             "" if callable(getattr(trainer, GENERATE, None)) else f"{type(trainer).__name__} has no {GENERATE}"
         )
         """Why the previous source does not work."""
-        self._recorded = 0
+        self.recorded = 0
+        """Number of rollouts read so far."""
         self._last: Sequence[float] = ()
         """Advantages of the last batch in TRL's logs, compared by identity: every batch has its own float objects."""
         self.tap: LossTap | None = None
@@ -172,7 +177,7 @@ class Attached:
 
     def failed(self, error: Exception, rows: int = 1) -> None:
         """Report a batch that could not be read. If no batch has been read so far, switch to the next source."""
-        if self._recorded or not self._sources:
+        if self.recorded or not self._sources:
             return self.recorder.failed(error, rows)
         version = metadata.version("trl") if find_spec("trl") else "unknown"
         self._problem = f"TRL {version} does not provide {self.source!r} as expected ({type(error).__name__}: {error})"
@@ -216,7 +221,7 @@ class Attached:
             self.tap.close()
         recorder.no_rollouts = recorder.no_rollouts or self._problem or "the trainer generated none"
         recorder.close()
-        self._recorded = 0
+        self.recorded = 0
         if self._options is not None:
             self._fresh, self.earlier = _runs(self._options)
             self._recorder = None
@@ -234,22 +239,18 @@ class Attached:
         weights = [float(w) for w in self.trainer.reward_weights]
         return dict(zip(self.names(), weights, strict=True))
 
-    def recorded(self, rollouts: int) -> None:
-        self._recorded += rollouts
-
     def _wrapped(self, generate: Callable[[Any], Any]) -> Callable[[object], dict[str, object]]:
         @functools.wraps(generate)
         def generate_and_record(inputs: Any) -> dict[str, object]:
             tap = self.tap if self.trainer.model.training else None
-            if tap is not None:
-                tap.begin_generation()
+            before = {} if tap is None else tap.counts()
             batch = generate(inputs)
             started = time.perf_counter()
             if self.source == "generation":
                 try:
                     rows = self._batch(len(inputs), batch)
                     if tap is not None:
-                        tap.generated(rows.step, rows.ids(), batch)
+                        tap.generated(rows.step, rows.ids(), batch, before)
                 except Exception as error:
                     self.failed(error, len(inputs))
             self.seconds += time.perf_counter() - started
@@ -261,7 +262,7 @@ class Attached:
         """Switch to the next source if a subclass generates with another method."""
         if self.tap is not None:
             self.tap.flush()
-        if not self._recorded and self.source == "generation":
+        if not self.recorded and self.source == "generation":
             self.failed(LookupError(f"{type(self.trainer).__name__} does not call {GENERATE}"))
             if self.source == "logs":
                 self.step_ended(state)
@@ -307,11 +308,11 @@ class Attached:
             split=split,
             ends=frozenset([*getattr(trainer, "eos_token_ids", [tokenizer.eos_token_id]), tokenizer.pad_token_id]),
         )
-        if not self._recorded:
+        if not self.recorded:
             for rollout in rows.rollouts()[:1]:  # proves that this source can be read
                 if rollout.tokens is not None:
                     rollout.tokens()
-        self.recorded(size)
+        self.recorded += size
         recorder.later(lambda: recorder.rollouts(step, rows.rollouts()), size)
         return rows
 
@@ -360,6 +361,6 @@ class _Numbers(TrainerCallback):
         self.attached.recorder.metrics(step, values)
 
     def on_train_end(self, args: object, state: TrainerState, control: object, **more: object) -> None:
-        if self.attached.source != "logs":  # the last logs have already been read
+        if self.attached.source in ("rewards", "parquet"):  # the others read everything when a step ends
             self._read(state)
         self.attached.end()

@@ -18,7 +18,6 @@ import numpy as np
 from torch import Tensor
 
 from grpo_tui.engine.runs.updates import Block, UpdateLog
-from grpo_tui.trl_sources import TrainerConnection
 
 LOSS = "_compute_loss"
 LOG_PROBS = "_get_per_token_logps_and_entropies"
@@ -54,9 +53,9 @@ class MicroBatch:
 
 
 class LossTap:
-    """Reads the updates of one trainer."""
+    """Reads the updates of one trainer. attached: its `grpo_tui.trl.Attached`."""
 
-    def __init__(self, trainer: Any, attached: TrainerConnection) -> None:
+    def __init__(self, trainer: Any, attached: Any) -> None:
         self.trainer = trainer
         self.attached = attached
         self._log: UpdateLog | None = None
@@ -65,22 +64,18 @@ class LossTap:
         self._pending: MicroBatch | None = None
         self._known: dict[bytes, list[tuple[str, float]]] = {}
         """Maps prompt and completion of a rollout of the last generation to its (id, advantage) pairs."""
-        self._before: dict[str, int] = {}
         self._tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         self._pad = -1 if self._tokenizer.pad_token_id is None else int(self._tokenizer.pad_token_id)
         if callable(getattr(trainer, LOSS, None)) and callable(getattr(trainer, LOG_PROBS, None)):
             setattr(trainer, LOSS, self._loss(getattr(trainer, LOSS)))
             setattr(trainer, LOG_PROBS, self._log_probs(getattr(trainer, LOG_PROBS)))
 
-    def begin_generation(self) -> None:
-        """Remember the trainer's metrics before rollouts are sampled."""
-        self._before = self._counts()
+    def generated(self, step: int, ids: Sequence[str], batch: Mapping[str, Any], before: Mapping[str, int]) -> None:
+        """Record the rollouts that this process sampled and scored as one batch. ids: in batch order. before: the
+        `counts` before sampling."""
+        self._guarded(lambda: self._generated(step, ids, batch, before))
 
-    def generated(self, step: int, ids: Sequence[str], batch: Mapping[str, object]) -> None:
-        """Record the rollouts that this process sampled and scored as one batch. ids: in batch order."""
-        self._guarded(lambda: self._generated(step, ids, batch))
-
-    def _generated(self, step: int, ids: Sequence[str], batch: Mapping[str, Any]) -> None:
+    def _generated(self, step: int, ids: Sequence[str], batch: Mapping[str, Any], before: Mapping[str, int]) -> None:
         self.flush()
         recorder = self.attached.recorder
         if self._log is None:
@@ -88,7 +83,7 @@ class LossTap:
             self._log = UpdateLog(recorder.run_dir, "training" if rank == 0 else f"rank{rank}")
             settings = Block("settings", step, settings_of(self.trainer))
             recorder.later(lambda: self._write(settings))
-        metrics = self._new_metrics(self._before)
+        metrics = self._new_metrics(before)
         tensors = {name: _cpu(batch[name]) for name in BATCH if name in batch}
         items = _number(batch.get("num_items_in_batch"))
         recorder.later(lambda: self._write_generation(step, ids, tensors, items, metrics))
@@ -132,7 +127,7 @@ class LossTap:
             if not self.trainer.model.training:
                 return compute(model, inputs, *more, **options)
             self._guarded(self.flush)
-            before, self._inside, self._captured = self._counts(), True, None
+            before, self._inside, self._captured = self.counts(), True, None
             try:
                 loss = compute(model, inputs, *more, **options)
             finally:
@@ -169,7 +164,8 @@ class LossTap:
         logps.register_hook(lambda gradient: setattr(noted, "gradient", gradient.detach().clone()))
         loss.register_hook(lambda gradient: noted.scale.append(gradient.detach().clone()))
 
-    def _counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
+        """Return the number of values of each metric since the last log."""
         return {name: len(values) for name, values in _lists(self.trainer).items()}
 
     def _new_metrics(self, before: Mapping[str, int]) -> dict[str, float]:

@@ -8,14 +8,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from grpo_tui.engine.imports.containers.parquet import Parquet
 from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats.trl import TRL
 from grpo_tui.engine.imports.messages import completion, conversation
 from grpo_tui.engine.imports.rollout import Rollout, Score
-from grpo_tui.recorder import Recorder
 
 TENSORS = (
     "prompt_ids",
@@ -112,25 +111,6 @@ def _tokens(tensors: Mapping[str, Any], i: int) -> Any:
     return TokenArrays(token_ids=ids, agent_mask=mask, logprobs=logprobs, turn=turn, overlays=overlays)
 
 
-class TrainerConnection(Protocol):
-    """The connection between a trainer and its record (`grpo_tui.trl.Attached`)."""
-
-    @property
-    def recorder(self) -> Recorder: ...
-
-    rank: int
-    seconds: float
-
-    @property
-    def source(self) -> str: ...
-
-    def recorded(self, rollouts: int) -> None: ...
-
-    def failed(self, error: Exception) -> None: ...
-
-    def position(self) -> tuple[int, str]: ...
-
-
 class RewardCalls:
     """Reads rollouts from calls of the reward functions, without advantages and tokens.
 
@@ -138,7 +118,7 @@ class RewardCalls:
     step ends.
     """
 
-    def __init__(self, attached: TrainerConnection, names: list[str], weights: Mapping[str, float]) -> None:
+    def __init__(self, attached: Any, names: list[str], weights: Mapping[str, float]) -> None:
         self.attached = attached
         self.names = names
         self.weights = weights
@@ -158,7 +138,7 @@ class RewardCalls:
         if batch and values:
             step, split = self._position
             rollouts = self._rollouts(batch, values, step, split)
-            self.attached.recorded(len(rollouts))
+            self.attached.recorded += len(rollouts)
             self.attached.recorder.rollouts(step, rollouts)
 
     def _wrapped(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
@@ -216,7 +196,7 @@ class RewardCalls:
 class ParquetFiles:
     """Reads rollouts from the files of `log_completions=True`, which hold the last batch before each log."""
 
-    def __init__(self, attached: TrainerConnection, folder: Path) -> None:
+    def __init__(self, attached: Any, folder: Path) -> None:
         self.attached = attached
         self.folder = folder
         self.seen = set(folder.glob("*.parquet"))
@@ -230,7 +210,7 @@ class ParquetFiles:
             rollouts = [r for row in rows for r in TRL.open(row, origin) if isinstance(r, Rollout)]
             for step in sorted({r.step or 0 for r in rollouts}):
                 self.attached.recorder.rollouts(step, [replace(r, id="") for r in rollouts if (r.step or 0) == step])
-            self.attached.recorded(len(rollouts))
+            self.attached.recorded += len(rollouts)
 
 
 def is_function(function: object) -> bool:

@@ -56,8 +56,9 @@ def trainer(folder: Path, model: Any, tokenizer: Any, **more: Any) -> Any:
         "seed": 3,
     }
     rows = [{"prompt": f"colour at {i} {i}?", "level": i} for i in range(16)]
+    functions = more.pop("reward_funcs", [letters, short])
     return GRPOTrainer(
-        model=model, reward_funcs=[letters, short], args=GRPOConfig(**settings | more),
+        model=model, reward_funcs=functions, args=GRPOConfig(**settings | more),
         train_dataset=Dataset.from_list(rows), eval_dataset=Dataset.from_list(rows[:2]), processing_class=tokenizer,
     )  # fmt: skip
 
@@ -326,6 +327,32 @@ def test_a_training_of_which_nothing_can_be_read_ends_with_the_reason(
     assert attached.source == ""
     found = look(tmp_path / "runs" / "run")
     assert found.error and found.error.startswith("0 rollouts recorded: TRL") and found.error in capsys.readouterr().out
+
+
+def test_functions_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    def scored(value: float) -> Any:
+        def score(completions: list[Any], **columns: Any) -> list[float]:
+            return [value] * len(completions)
+
+        return score
+
+    made = trainer(tmp_path, *small(), max_steps=1, reward_funcs=[scored(1.0), scored(2.0)])
+    hook.attach(made, run="run", runs_dir=tmp_path / "runs")
+    made.train()
+    with RunReader(tmp_path / "runs" / "run") as reader:
+        breakdown = reader.bodies.trajectory(1).breakdown
+        assert breakdown is not None and breakdown.total == 1.0 * 1.0 + 0.25 * 2.0
+        assert {name: v.raw for name, v in breakdown.steps[0].components.items()} == {"score": 1.0, "score-2": 2.0}
+        assert reader.metrics.latest()["rewards/raw/score-2"] == 2.0
+
+
+def test_a_training_without_steps_is_no_fault_of_trl(tmp_path: Path) -> None:
+    made = trainer(tmp_path, *small())
+    made.train_dataset = made.train_dataset.select([0])  # fewer than a batch
+    attached = hook.attach(made, run="run", runs_dir=tmp_path / "runs")
+    made.train()
+    assert attached.source == "generation"
+    assert look(tmp_path / "runs" / "run").error == "0 rollouts recorded: the trainer generated none"
 
 
 def test_rewards_that_cannot_be_read_give_way_to_the_next_source(
