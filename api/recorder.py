@@ -13,6 +13,7 @@ and recording never makes it fail. If the disk is full or broken, rows are lost,
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import math
 import os
@@ -249,6 +250,8 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, SystemExit) and not error.code:
+            error = None  # sys.exit() is no failure
         self.close(failed=None if error is None else _message(error))
 
     def records(self, step: int, given: Sequence[RolloutLike]) -> list[TrajectoryRecord]:
@@ -347,13 +350,9 @@ class Recorder:
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             old = read_json(self.run_dir / RUN_FILE)
-            if is_dataclass(config) or isinstance(config, Namespace):
-                config = asdict(config) if not isinstance(config, Namespace) else vars(config)  # keys can be masked
-            facts = {
-                "command": mask_command(sys.argv),
-                "recorded_by": "grpo_tui.Recorder",
-                **({"config": config} if config else {}),
-            }
+            facts: dict[str, object] = {"command": mask_command(sys.argv), "recorded_by": "grpo_tui.Recorder"}
+            if config:
+                self._guarded(lambda: facts.update(config=_plain(config)))  # its values may raise anything
             write_json(
                 self.run_dir / RUN_FILE,
                 {
@@ -365,11 +364,18 @@ class Recorder:
                     "environment": environment,
                     "model": model,
                     "schema_version": SCHEMA_VERSION,
-                    "facts": mask(facts),
+                    "facts": facts,
                 },
             )
-        except (OSError, TypeError, ValueError) as error:
-            self._lost(0, f"{self.run_dir}: {getattr(error, 'strerror', None) or error}")
+        except OSError as error:
+            self._lost(0, f"{self.run_dir}: {error.strerror or error}")
+
+
+def _plain(config: Mapping[str, object]) -> object:
+    """Return a configuration as JSON holds it, without secrets."""
+    if is_dataclass(config) or isinstance(config, Namespace):
+        config = vars(config) if isinstance(config, Namespace) else asdict(config)  # keys can be masked
+    return json.loads(json.dumps(mask(config), default=str))
 
 
 def _end_with_python(found: weakref.ref[Recorder]) -> None:

@@ -80,6 +80,18 @@ def test_a_run_that_fails_is_crashed_with_its_reason(tmp_path: Path) -> None:
         raise ZeroDivisionError("oops")
     info = look(tmp_path / "mine")
     assert info.status == "crashed" and info.error == "ZeroDivisionError: oops"
+    for code, status in ((0, "finished"), (3, "crashed")):
+        with pytest.raises(SystemExit), Recorder(f"exit {code}", runs_dir=tmp_path) as record:
+            record.metrics(1, {"a": 1})
+            sys.exit(code)
+        assert look(tmp_path / f"exit {code}").status == status
+
+
+class Several:
+    """A tensor of several elements, for `float`."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
 
 
 def test_nothing_of_the_record_reaches_the_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -90,9 +102,16 @@ def test_nothing_of_the_record_reaches_the_loop(tmp_path: Path, caplog: pytest.L
     assert "training continues" in caplog.text
     with Recorder("mine", runs_dir=tmp_path) as record:
         record.rollouts(1, [rollout(1, 1.0)])
-        record.metrics(1, {"a": object()})
+        record.metrics(1, {"a": object(), "b": None, "c": Several(), "loss": 0.5})
+        record.metrics(2, {"a": object()})
+    assert caplog.text.count("the metric a is not recorded, because its value is not a number") == 1
+    assert "metric c" in caplog.text and "metric b" not in caplog.text
     with RunReader(tmp_path / "mine") as reader:
-        assert reader.rollouts.total() >= 1
+        assert reader.rollouts.total() >= 1 and reader.metrics.latest()["loss"] == 0.5
+    own: dict[str, object] = {}
+    own["own"] = own  # as long as a configuration that raises where it is read
+    Recorder("config", runs_dir=tmp_path, config=own, model="m").close()
+    assert look(tmp_path / "config").model == "m"
     Recorder("x" * 300, runs_dir=tmp_path).close()  # longer than a name may be
     with pytest.raises(ValueError, match="is not a valid name of a run"):
         Recorder("..")

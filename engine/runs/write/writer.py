@@ -10,12 +10,14 @@ allows it. Committed data survives `kill -9`.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from ..control.alerts import AlertSender
     from .items import Image
     from .store import RecordStore
+
+log = logging.getLogger(__name__)
 
 Values = Mapping[str, "float | Mapping[str, float]"]
 
@@ -372,7 +376,7 @@ def open_writer(run_dir: Path | str, *, rank: int = 0, **options: Any) -> Record
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the plain floats by slash-separated names, dropping other values. NaN stays (SQLite stores it as NULL)."""
+    """Return the plain floats by slash-separated names. Warn of other values. NaN stays (SQLite stores it as NULL)."""
     flat: dict[str, float] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -381,6 +385,12 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
             continue
         try:
             flat[key] = float(value)
-        except (TypeError, ValueError):
-            continue
+        except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several elements
+            if value is not None:
+                _warn_of_metric(key)
     return flat
+
+
+@cache
+def _warn_of_metric(name: str) -> None:
+    log.warning("the metric %s is not recorded, because its value is not a number", name)
