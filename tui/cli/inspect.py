@@ -156,7 +156,11 @@ class InspectOptions:
 
     def print(self, reader: RunReader, info: RunInfo) -> None:
         if self.at is not None:
-            _print_rendered(reader, self.at)
+            from ..app.printed import page_width, text_lines
+
+            n, step = _place(reader, self.at)
+            for text in text_lines(reader.bodies.trajectory(n), step, page_width()):
+                say(text)
         elif self.trajectory is not None:
             _print_one(reader, info, self.trajectory, as_json=self.as_json)
         elif self.listing:
@@ -185,14 +189,6 @@ def _place(reader: RunReader, at: str) -> tuple[int, int | None]:
     return n, max(0, int(step) - 1)
 
 
-def _print_rendered(reader: RunReader, at: str) -> None:
-    from ..app.printed import page_width, text_lines
-
-    n, step = _place(reader, at)
-    for text in text_lines(reader.bodies.trajectory(n), step, page_width()):
-        say(text)
-
-
 def summary(reader: RunReader, info: RunInfo) -> dict[str, object]:
     """Return the facts of a run that fit on a page, as plain data."""
     kinds = {"alerts": ("alert",), "evaluations": ("eval",), "beta": ("beta",), "snapshots": ("snapshot",)}
@@ -218,7 +214,7 @@ def _print_summary(reader: RunReader, info: RunInfo) -> None:
     else:
         place = mask_text(address_of(Path(info.path)) or info.path)
         say(f"run {info.id}: {info.status} at step {step}, mode {info.mode or 'not recorded'}, in {place}")
-        say(f"environment {info.environment}, model {info.model}, {stored}")
+        say(f"environment {info.environment or '–'}, model {info.model or '–'}, {stored}")
     if info.error:
         say(f"error: {(info.error.strip().splitlines() or ['unknown'])[-1]}")
     for metric, value in sorted(reader.metrics.latest().items()):

@@ -43,7 +43,7 @@ def rescore(
 
     info = find_run(home, reference)
     if info.mode != "rft":
-        fail(f"{info.id} has mode {info.mode}; only runs of mode rft can be rescored", ExitCode.USAGE)
+        fail(f"{info.id} has mode {info.mode or 'not recorded'}; only runs of mode rft can be rescored", ExitCode.USAGE)
     new = load(str(Path(info.path) / CONFIG_FILE), set_, options=own(None, None, reward))
     try:
         old = read_config(info.path)

@@ -215,9 +215,11 @@ class Record:
         try:
             connection = Connection(path)
             problem = other_version(connection.db, path)
-            if problem is not None or version(connection.db) == 0:  # 0: the writer has not created the tables yet
+            if problem is None and version(connection.db) == 0:  # the writer has not created the tables yet
+                problem = missing_trajectories(path, written, 0) or ""
+            if problem is not None:
                 connection.close()
-                if problem is not None:
+                if problem:
                     self.tell(problem)
                 return
             self._connection = connection

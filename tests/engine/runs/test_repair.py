@@ -175,8 +175,9 @@ def test_of_a_record_that_is_gone_a_new_one_is_begun(copy: Path):
     assert damage(copy) is None and readable(copy) == {}
 
 
-def test_a_record_that_was_removed_is_told(copy: Path):
-    (copy / "record.sqlite").unlink()
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_record_that_was_removed_is_told(copy: Path, emptied: bool):
+    (copy / "record.sqlite").write_bytes(b"") if emptied else (copy / "record.sqlite").unlink()
     with RunReader(copy) as reader:
         assert "600 of 600 trajectories that were recorded are missing" in reader.problems[0]
 
