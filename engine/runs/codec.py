@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 from itertools import compress as selected
 from struct import calcsize
 from typing import Any, Literal
@@ -116,37 +117,35 @@ def decode_tokens(data: bytes, index: int) -> TokenArrays[memoryview] | None:
     """Return the arrays of trajectory `index` of a chunk, or None if none were recorded."""
     line, payload = data.split(b"\n", 1)
     header = orjson.loads(line)
-    lengths = [length or 0 for length in header["lengths"]]
     if header["lengths"][index] is None:
         return None
-    start, stop, total = sum(lengths[:index]), sum(lengths[: index + 1]), sum(lengths)
-    view = memoryview(payload)
+    lengths = [length or 0 for length in header["lengths"]]
+    view, offset = memoryview(payload), 0
 
-    def cut(offset: int, begin: int, end: int, kind: Literal["i", "?", "f", "h"]) -> memoryview[Any]:
+    def cut(sizes: Sequence[int], kind: Literal["i", "?", "f", "h"]) -> memoryview[Any]:
+        """Return this trajectory's part of the next array. sizes: the number of elements of each trajectory."""
+        nonlocal offset
         width = calcsize(kind)
-        part = view[offset + width * begin : offset + width * end]
-        if len(part) != width * (end - begin):
+        start = offset + width * sum(sizes[:index])
+        part = view[start : start + width * sizes[index]]
+        if len(part) != width * sizes[index]:
             raise ValueError("the block of tokens is too short")
+        offset += width * sum(sizes)
         return part.cast(kind)
 
-    masks = payload[4 * total : 5 * total]
-    agent_tokens, before = masks.count(1), masks.count(1, 0, start)
-    mask = cut(4 * total, start, stop, "?")
-    written = iter(cut(5 * total, before, before + masks.count(1, start, stop), "f"))
+    token_ids = cut(lengths, "i")
+    ends = [offset + end for end in accumulate(lengths)]
+    agent_tokens = [payload.count(1, end - length, end) for length, end in zip(lengths, ends, strict=True)]
+    mask = cut(lengths, "?")
+    written = iter(cut(agent_tokens, "f"))
     logprobs: memoryview[Any] = memoryview(array("f", [next(written) if agent else 0.0 for agent in mask]))
-    turn = cut(5 * total + 4 * agent_tokens, start, stop, "h")
-    advantages = None
-    if header["advantages"][index]:
-        before = sum(length for length, has in zip(lengths[:index], header["advantages"], strict=False) if has)
-        advantages = cut(7 * total + 4 * agent_tokens, before, before + stop - start, "f")
-    offset = (
-        7 * total + 4 * agent_tokens + 4 * sum(n for n, has in zip(lengths, header["advantages"], strict=False) if has)
-    )
-    overlay_names = header.get("overlays") or [[]] * len(lengths)
-    offset += 4 * sum(n * len(names) for n, names in zip(lengths[:index], overlay_names, strict=False))
-    size = stop - start
-    overlays = {name: cut(offset, i * size, (i + 1) * size, "f") for i, name in enumerate(overlay_names[index])}
-    return TokenArrays(cut(0, start, stop, "i"), mask, logprobs, turn, advantages, overlays)
+    turn = cut(lengths, "h")
+    advantages = cut([length * has for length, has in zip(lengths, header["advantages"], strict=True)], "f")
+    names = header.get("overlays") or [[]] * len(lengths)
+    values = cut([length * len(own) for length, own in zip(lengths, names, strict=True)], "f")
+    size = lengths[index]
+    overlays = {name: values[i * size : (i + 1) * size] for i, name in enumerate(names[index])}
+    return TokenArrays(token_ids, mask, logprobs, turn, advantages if header["advantages"][index] else None, overlays)
 
 
 def compress(data: bytes) -> bytes:
