@@ -119,7 +119,8 @@ Seed = int | Sequence[int] | None
 
 @runtime_checkable
 class Agent(Protocol):
-    """A policy that can act."""
+    """A policy that can act. Optional: `sees` is True if it accepts pictures. `knows(environment)` returns whether it
+    was trained on the tools of the environment of this name. Otherwise, the prompt explains them."""
 
     def start(
         self,
@@ -149,17 +150,3 @@ class CallReader(Protocol):
 def call_reader(agent: object) -> CallReader | None:
     """Return the parser of the agent's own call syntax, or None if its chat template does not render tools."""
     return getattr(agent, "call_reader", None)
-
-
-def knows(agent: object, environment: str) -> bool:
-    """Return whether the agent was trained on an environment's tools. `environment` is its name in records.
-
-    Such an agent has a method `knows(environment)`. For any other agent, the prompt explains the tools.
-    """
-    method = getattr(agent, "knows", None)
-    return bool(method(environment)) if callable(method) else False
-
-
-def sees(agent: object) -> bool:
-    """Return whether the agent accepts pictures (its attribute `sees`)."""
-    return bool(getattr(agent, "sees", False))

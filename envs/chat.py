@@ -66,16 +66,15 @@ def content_from(content: str | list[object], where: str) -> Content:
         return content
     blocks: list[Block] = []
     for block in content:
-        kind = block.get("type") if isinstance(block, Mapping) else None
-        value = block.get(kind) if isinstance(block, Mapping) and isinstance(kind, str) else None
-        if kind not in ("text", "image") or not isinstance(value, str):
-            raise ValueError(
-                f'{where}: a block must be {{"type": "text", "text": …}} or {{"type": "image", "image": …}}'
-            )
-        try:
-            blocks.append(
-                {"type": "text", "text": value} if kind == "text" else {"type": "image", "image": picture_of(value)}
-            )
-        except ValueError as problem:
-            raise ValueError(f"{where}: {problem}") from problem
+        match block:
+            case {"type": "text", "text": str(text)}:
+                blocks.append({"type": "text", "text": text})
+            case {"type": "image", "image": str(source)}:
+                try:
+                    blocks.append({"type": "image", "image": picture_of(source)})
+                except ValueError as problem:
+                    raise ValueError(f"{where}: {problem}") from problem
+            case _:
+                known = '{"type": "text", "text": …} or {"type": "image", "image": …}'
+                raise ValueError(f"{where}: a block must be {known}")
     return blocks

@@ -82,10 +82,8 @@ def checked_content(content: object) -> Content:
     if not isinstance(content, (list, tuple)) or not content:
         raise TypeError('the content of a message must be text or a list of blocks such as {"type": "text", "text": …}')
     for block in content:
-        kind = block.get("type") if isinstance(block, Mapping) else None
-        if kind == "text" and isinstance(block["text"], str):
-            continue
-        if kind == "image" and isinstance(block.get("image"), Picture):
-            continue
+        match block:
+            case {"type": "text", "text": str()} | {"type": "image", "image": Picture()}:
+                continue
         raise TypeError('a block must be {"type": "text", "text": str} or {"type": "image", "image": Picture}')
     return list(content)

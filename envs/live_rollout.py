@@ -12,7 +12,6 @@ from .base import Picture, StepResult, Verdict
 from .calls import ToolCall, clean_text
 from .content import text_of
 from .guard import Outcome
-from .tools import ToolSpec
 from .trajectory import PARENT, SHARED, Overlay, PromptMessage, Step, StepContext, StopReason, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -146,31 +145,18 @@ class LiveRollout:
             return self.verdict.correct
         return self.correct if self.done or not self.knows_success else bool(self.correct)
 
-    def trajectory(
-        self,
-        prompt: Sequence[Message],
-        *,
-        env: str,
-        prompt_id: str,
-        group: str,
-        tools: Sequence[ToolSpec],
-        expected: str | None,
-        meta: Mapping[str, object],
-    ) -> Trajectory:
+    def trajectory(self, prompt: Sequence[Message], group: str, **facts: Any) -> Trajectory:
+        """Return the trajectory. facts: its fields that the environment knows (`env`, `prompt_id`, `tools`, …)."""
         branch = {} if self.parent is None else {PARENT: self.parent.number, SHARED: self.shared}
         messages = [PromptMessage(m.get("role", ""), text_of(m.get("content", ""))) for m in prompt]
         return Trajectory(
             id=f"{group}-{self.number}",
-            env=env,
-            prompt_id=prompt_id,
             group=group,
             rollout=self.number,
             prompt="\n\n".join(message.text for message in messages),
             steps=tuple(self.steps),
             task=dict(self.task) if isinstance(self.task, Mapping) else {"task": self.task},
-            tools=tuple(tools),
             answer=self.answer,
-            expected=expected,
             correct=self.outcome,
             env_reward=float(sum(s.reward or 0.0 for s in self.steps)),
             modality=self.context.modality,
@@ -178,10 +164,10 @@ class LiveRollout:
             stop_reason=self.stop_reason or StopReason.MAX_TURNS,
             error=self.error,
             seconds=self.seconds,
-            meta=meta,
             messages=tuple(messages) if len(messages) > 1 else (),
             extra={**self.verdict.extra, **branch},
             judged_by=self.verdict.judged_by,
+            **facts,
         )
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, get_args
 
-from .agent import ROLES, Agent, AgentTurn, CallReader, Message, Seed, call_reader, knows, sees
+from .agent import ROLES, Agent, AgentTurn, CallReader, Message, Seed, call_reader
 from .base import Env, ImageStore, Picture, PromptStyle, Split, State, StepResult, Task, env_name
 from .calls import ToolCall, clean_text, means_call
 from .checked_values import LONGEST, checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
@@ -177,7 +177,7 @@ class MultiTurnEnv(Env[State, Task]):
         self.style = self._style(agent)
         self._reader = call_reader(agent) if self.style == "native" else None
         self._offered = [tool.schema for tool in self.offered()] if self._reader is not None else None
-        self.sees = sees(agent)
+        self.sees = bool(getattr(agent, "sees", False))
 
     # ------------------------------------------------------------------------------------------------ one turn
 
@@ -200,7 +200,8 @@ class MultiTurnEnv(Env[State, Task]):
     def _style(self, agent: object) -> PromptStyle:
         if self.prompt_style in ("terse", "full"):
             return self.prompt_style
-        if self.prompt_style is None and knows(agent, env_name(self)):
+        knows = getattr(agent, "knows", None)
+        if self.prompt_style is None and knows is not None and knows(env_name(self)):
             return "terse"
         return "native" if call_reader(agent) is not None and self.offered() else "full"
 
@@ -329,10 +330,10 @@ class MultiTurnEnv(Env[State, Task]):
             trajectories.extend(
                 rollout.trajectory(
                     prompt,
+                    group,
                     env=name,
                     prompt_id=prompt_id,
-                    group=group,
-                    tools=self.tools,
+                    tools=tuple(self.tools),
                     expected=self._expected(rollout.task),
                     meta={"offered": [tool.name for tool in self.offered()]} if self._offered else {},
                 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast, get_args
 
 from ..configs.plain_data import from_plain
+from .calls import clean_json
 
 ArgumentType = Literal["integer", "number", "string", "boolean", "array", "object", "box", "any"]
 """`box` is `[x0, y0, x1, y1]` in pixels, `x0 < x1`, `y0 < y1`. `any` is any JSON value; the tool itself checks it."""
@@ -145,30 +146,28 @@ def _resolved(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def _argument(name: str, schema: Mapping[str, Any], required: bool) -> Argument:
-    declared = {key: value for key, value in schema.items() if key != "title"}
-    options = [o for o in schema.get("anyOf") or () if isinstance(o, Mapping)]
-    known = [option for option in options if option.get("type") != "null"]
-    if len(known) == 1:  # pydantic's `str | None`
-        schema = {**schema, **known[0], "nullable": len(options) > 1}
-    kind, nullable = schema.get("type"), bool(schema.get("nullable"))
-    if isinstance(kind, list):
-        kinds = [k for k in kind if k != "null"]
-        nullable = nullable or len(kinds) < len(kind)
-        kind = kinds[0] if len(kinds) == 1 else None
-    choices = schema.get("enum")
+    kinds = schema.get("type")
+    options = [{"type": k} for k in kinds] if isinstance(kinds, list) else schema.get("anyOf")
+    options = options if isinstance(options, list) else [{}]
+    known = [option for option in options if isinstance(option, Mapping) and option.get("type") != "null"]
+    only = {**schema, **known[0]} if len(known) == 1 else {}
+    kind = cast("ArgumentType", only.get("type") if only.get("type") in TYPES else "any")
+    choices, minimum = only.get("enum"), only.get("minimum")
     texts = tuple(choices) if isinstance(choices, list) and all(isinstance(c, str) for c in choices) else None
-    known_kind = cast("ArgumentType", kind) if kind in TYPES else "any"
-    minimum = schema.get("minimum") if known_kind in ("integer", "number") else None
-    description = " ".join(str(schema.get("description") or "").split())
     argument = Argument(
         name,
-        known_kind,
-        description,
+        kind,
+        " ".join(str(schema.get("description") or "").split()),
         required,
-        minimum=minimum if isinstance(minimum, (int, float)) else None,
-        choices=texts if known_kind == "string" else None,
-        nullable=nullable and known_kind != "any",
+        minimum=minimum if kind in ("integer", "number") and isinstance(minimum, (int, float)) else None,
+        choices=texts if kind == "string" else None,
+        nullable=kind != "any" and (bool(schema.get("nullable")) or len(known) < len(options)),
     )
-    if description:
-        declared["description"] = description
+    stated = {key: value for key, value in schema.items() if key not in ("title", "description")}
+    if argument.description:
+        stated["description"] = argument.description
+    try:
+        declared = clean_json(stated)
+    except ValueError:  # nested too deeply for a record
+        return argument
     return argument if argument.schema == declared else replace(argument, declared=declared)

@@ -32,6 +32,16 @@ def add(a: int, b: float = 0.0, names: list[str] | None = None) -> float:
     """
     return a + b
 
+def keep(rows: list[dict[str, int]], place: int | str) -> str:
+    """
+    Keeps rows.
+
+    Args:
+        rows: What to keep.
+        place: Where.
+    """
+    return f"{rows} {place}"
+
 async def look(where: str) -> dict:
     """
     Looks somewhere.
@@ -246,6 +256,20 @@ def test_null_is_a_value_of_an_argument_whose_type_has_none(file: str):
         "description": "How many.",
         "nullable": True,
     }
+
+
+def test_nested_arguments_and_those_of_several_types_are_declared_whole(file: str):
+    kept = load_tool(f"{file}:keep").spec
+    assert kept.arguments[0].schema == {
+        "type": "array",
+        "items": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "description": "What to keep.",
+    }
+    assert kept.arguments[1].schema == {"type": ["integer", "string"], "description": "Where."}
+    env = DatasetEnv(tools=[f"{file}:keep"])
+    done = run(env, '{"name": "keep", "arguments": {"rows": [{"a": 1}], "place": "shelf"}}', "done")
+    assert done.steps[0].observation == "[{'a': 1}] shelf"
+    assert 'place: {"type": ["integer", "string"]}, Where.' in env.explain()
 
 
 def test_what_a_tool_raises_and_wrong_arguments_are_told_to_the_policy(file: str):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from ....configs.schema import CHAT_ENV, RunConfig
-from ....envs.agent import Message, sees
+from ....envs.agent import Message
 from ....envs.base import Env
 from ....envs.loading import EnvLoadError, load_env_class
 from ...agents.chat import ChatTemplateError
@@ -44,7 +44,7 @@ class EngineBackend:
         self.env_class: type[Env] | None = None
         with contextlib.suppress(EnvLoadError):  # otherwise each task is answered with the reason
             self.env_class = load_env_class(self.environment.class_path)
-        self.sees = sees(agent)
+        self.sees = bool(getattr(agent, "sees", False))
         self._chats = self.engine.is_single(parse_request({"task_data": {}}, self.environment))
         self._keeps_rows = isinstance(agent, TransformersAgent) and agent.keeps_rows
         self.max_trajectory_tokens = online.max_trajectory_tokens

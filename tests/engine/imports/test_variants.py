@@ -8,7 +8,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -187,9 +187,13 @@ def test_tools_keep_their_arguments(tmp_path: Path, opened: Open, anthropic: boo
     tools = [
         tool if anthropic else {"type": "function", "function": tool},
         {"name": "odd", "parameters": {"required": 5}},
+        {
+            "name": "deep",
+            "parameters": {"properties": {"x": reduce(lambda inner, _: {"items": inner}, range(400), {})}},
+        },
     ]
-    found, odd = one(tmp_path, opened, {"messages": CHAT, "tools": tools}).trajectory.tools
-    assert found.signature == "find(city, n?)" and odd.signature == "odd()"
+    found, odd, deep = one(tmp_path, opened, {"messages": CHAT, "tools": tools}).trajectory.tools
+    assert (found.signature, odd.signature, deep.signature) == ("find(city, n?)", "odd()", "deep(x?)")
     function = {"name": "find", "description": tool["description"], "parameters": schema}
     assert found.schema == {"type": "function", "function": function}
 
