@@ -1,6 +1,6 @@
 """Make the picture of the README from a real run.
 
-    python docs/screenshots.py RUN [--out docs/images] [--size 150x44] [--theme grpo-dark]
+    python docs/screenshots.py RUN [--out docs/images] [--size 150x38] [--theme grpo-dark]
 
 RUN is a run's folder; a finished run with penalties and an image shows most. Writes `stepper.svg`, drawn by the app
 itself without a terminal. A picture that would show a path of this machine is not written.
@@ -28,13 +28,15 @@ PATHS = re.compile(r"(?<![\w/.])(?:~|/(?:home|root|Users|tmp|var|opt|mnt|srv|wor
 """Paths that say something about the machine on which a picture was made."""
 
 
-def telling_rollout(run: Path) -> int:
-    """A late rollout with a penalty in a group that learns from it, if there is one."""
+def telling_step(run: Path) -> tuple[int, int]:
+    """A late rollout with a penalty in a group that learns from it, if there is one, and the step with the penalty."""
     with RunReader(run) as reader:
-        for wanted in ("penalties>0 and turns>2 and advantage<0", "penalties>0", ""):
+        for wanted in ("penalty:missing_prerequisite and turns>2 and advantage<0", "penalties>0", ""):
             rows = reader.rollouts.page(Query(filter=wanted, sort="n", descending=True), limit=1)
             if rows:
-                return rows[0].n
+                breakdown = reader.bodies.trajectory(rows[0].n).breakdown
+                steps = () if breakdown is None else breakdown.steps
+                return rows[0].n, next((step.step for step in steps if step.penalties), 0)
     raise SystemExit(f"{run} has no trajectories to show")
 
 
@@ -59,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images")
-    parser.add_argument("--size", default="150x44", help="columns x rows")
+    parser.add_argument("--size", default="150x38", help="columns x rows")
     parser.add_argument("--theme", default=DEFAULT_THEME, choices=sorted(THEMES))
     given = parser.parse_args()
     run = given.run.resolve()
@@ -68,12 +70,12 @@ def main() -> None:
     width, height = (int(part) for part in given.size.split("x"))
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    n = str(telling_rollout(run))
+    n, step = telling_step(run)
     with tempfile.TemporaryDirectory() as neutral:
         os.chdir(neutral)
         os.symlink(run.parent, "runs")
         run = Path("runs") / run.name
-        app = GrpoApp(Path("runs"), Stepper(run, n), memory=Memory(NOWHERE), theme=given.theme)
+        app = GrpoApp(Path("runs"), Stepper(run, n, step=step), memory=Memory(NOWHERE), theme=given.theme)
         asyncio.run(shoot(app, (width, height), out / "stepper.svg"))
         os.chdir(out)
 
