@@ -1,6 +1,6 @@
 """The time of steps: a bar of phases per step, and the phases and servers of the chosen one.
 
-The seconds by phase come from the metrics of a step, and the servers from its rollouts.
+The seconds by phase come from the metrics of a step, start times from its timeline, and servers from its rollouts.
 """
 
 from __future__ import annotations
