@@ -43,10 +43,10 @@ def check(
     """Find reward problems in a run, or in a dump of another framework.
 
     Prints each finding with the rollouts that show it. Exits with 1 if a finding is a warning or a failure, or if a
-    part of the record cannot be read, so a CI job can fail on it. A running training reports the same findings.
+    part of the record cannot be read, so a CI job can fail on it. A training run reports the same findings live.
     Detectors that lack data are listed as not checked.
 
-    --recompute computes every number of a recorded training again from the record: rewards, group statistics,
+    --recompute computes every number of a training run again from the record: rewards, group statistics,
     advantages, masks and loss. It prints each number that differs. For rollouts of other frameworks, it recomputes
     weighted sums and advantages.
     """

@@ -53,7 +53,7 @@ def init(
     if reward is None:
         answer = next((c for c in ANSWERS if c in columns), None)
         REWARDS.write_text(reward_file(answer), encoding="utf-8")
-        say(f"wrote {REWARDS}: it scores an answer, edit it to your needs")
+        say(f"wrote {REWARDS}: it scores an answer. Edit it for your task")
         rewards = {f"{REWARDS}:{'quality' if answer is None else 'accuracy'}": 1.0}
     CONFIG.write_text(config_file(model, dataset, rewards, hardware), encoding="utf-8")
     say(f"wrote {CONFIG}")

@@ -33,7 +33,7 @@ def rescore(
     *,
     home: Home,
 ) -> None:
-    """Recompute the rewards and advantages of a training with other weights, penalties or reward functions.
+    """Recompute the rewards and advantages of a training run with other weights, penalties or reward functions.
 
     Prints the advantages that change sign, by component and group. The result is exact for the recorded rollouts. It
     does not predict later rollouts, which another policy would have sampled.

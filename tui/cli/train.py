@@ -41,7 +41,7 @@ ResumeOption = Annotated[
 ]
 AccelerateOption = Annotated[
     Path | None,
-    typer.Option(help="Your own accelerate config for several GPUs or machines (without FSDP and DeepSpeed)."),
+    typer.Option(help="An accelerate config for several GPUs or machines. FSDP2 works; FSDP 1 and DeepSpeed do not."),
 ]
 Mode = StrEnum("Mode", ["sft", "rft"])
 
