@@ -72,15 +72,15 @@ def _passed(config: RunConfig) -> Iterator[Problem]:
             yield Problem(f"training.trl.{key}", *found)
     for key in config.sft.trl:
         if key not in SCHEDULE:
-            yield Problem(f"sft.trl.{key}", "this cannot be passed here", f"fields of sft.trl: {', '.join(SCHEDULE)}")
+            yield Problem(f"sft.trl.{key}", "sft.trl does not take this", f"fields of sft.trl: {', '.join(SCHEDULE)}")
     peft = {} if lora is None else lora.peft
     for key in peft:
         if key not in PEFT:
-            yield Problem(f"model.lora.peft.{key}", "this cannot be passed to PEFT", f"fields: {', '.join(PEFT)}")
+            yield Problem(f"model.lora.peft.{key}", "PEFT does not get this field", f"fields: {', '.join(PEFT)}")
     if peft.get("init_lora_weights", True) not in (True, "gaussian", "orthogonal"):
         yield Problem(
             "model.lora.peft.init_lora_weights",
-            "this changes the base model, and the KL penalty compares with it",
+            "this changes the base model, which the KL penalty compares with",
             "true, gaussian or orthogonal",
         )
     if peft.get("use_dora") and config.rollouts.engine == "vllm":
@@ -92,7 +92,7 @@ def _passed(config: RunConfig) -> Iterator[Problem]:
     if training.max_steps is not None and "num_train_epochs" in training.trl:
         yield Problem(
             "training.trl.num_train_epochs",
-            f"training.max_steps is {training.max_steps}, which decides the length",
+            f"training.max_steps is {training.max_steps}, which sets the length of the run",
             "training.max_steps: null",
         )
     if training.trl.get("sync_ref_model") and (lora is not None or training.beta == 0):
@@ -133,7 +133,7 @@ def _distillation(config: RunConfig) -> Iterator[Problem]:
         )
     if training.distillation.teacher.startswith(("http://", "https://")) and training.temperature != 1:
         yield Problem(
-            "training.temperature", f"a server scores at temperature 1, and this is {training.temperature:g}", "1"
+            "training.temperature", f"a server scores at temperature 1, but this is {training.temperature:g}", "1"
         )
 
 
@@ -142,11 +142,11 @@ def _model(config: RunConfig) -> Iterator[Problem]:
     if (m.sft_adapters or "").startswith("builtin:") and m.sft_adapters != BUILTIN_ADAPTERS.get(m.base):
         yield Problem(
             "model.sft_adapters",
-            f"{m.sft_adapters} fits only the built-in policy of its name, but model.base is {m.base}",
+            f"{m.sft_adapters} fits only the built-in policy of the same name, but model.base is {m.base}",
             "null to start from the bare base model, or the folder that `--mode sft` wrote",
         )
     if m.quantization is not None and m.lora is None:
-        yield Problem("model.quantization", "only adapters on weights in 4 bits are trained", "set model.lora")
+        yield Problem("model.quantization", "4-bit weights cannot be trained, only adapters on them", "set model.lora")
     if config.mode == "online" and m.lora is None:
         yield Problem("model.lora", "null means no adapters, but learning while serving updates them", "r, alpha, …")
     if m.quantization is not None and m.device in ("cpu", "mps"):
@@ -165,7 +165,7 @@ def _model(config: RunConfig) -> Iterator[Problem]:
 def _data(config: RunConfig) -> Iterator[Problem]:
     data, environment = config.data, config.environment
     if data.pass_rates is not None and data.sampler != "difficulty":
-        yield Problem("data.pass_rates", f"data.sampler is {data.sampler}, which uses none", "data.sampler: difficulty")
+        yield Problem("data.pass_rates", f"data.sampler: {data.sampler} does not use it", "data.sampler: difficulty")
     if holds_tasks(data.source):
         for key in ("prompt", "prompt_template", "system_prompt", "answer"):
             if getattr(data, key) is not None:
@@ -192,13 +192,13 @@ def _data(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "environment.reward_funcs",
             "every weight is 0, so all answers get the same reward",
-            "a weight of at least one function that is not 0",
+            "a nonzero weight for at least one function",
         )
     if conversations and not environment.reward_funcs and data.answer is None:
         yield Problem(
             "environment.reward_funcs",
             "no reward is configured",
-            "name a reward function (`--reward rewards.py:accuracy`), or the column of right answers in data.answer",
+            "name a reward function (`--reward rewards.py:accuracy`), or set data.answer to the column of answers",
         )
 
 
@@ -218,9 +218,7 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
     """Check settings that rollouts on servers require or exclude."""
     r, t = config.rollouts, config.training
     if r.correction_floor >= r.correction_cap:
-        yield Problem(
-            "rollouts.correction_floor", "this is not below correction_cap", f"less than {r.correction_cap:g}"
-        )
+        yield Problem("rollouts.correction_floor", "it must be below correction_cap", f"less than {r.correction_cap:g}")
     if r.steps_ahead is not None and r.steps_ahead > r.max_staleness:
         yield Problem(
             "rollouts.steps_ahead",
@@ -230,7 +228,7 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
     if r.engine == "transformers":
         if r.servers:
             yield Problem(
-                "rollouts.servers", "servers are named, but rollouts.engine is transformers", "rollouts.engine: vllm"
+                "rollouts.servers", "servers are given, but rollouts.engine is transformers", "rollouts.engine: vllm"
             )
         if r.max_staleness:
             yield Problem(
@@ -242,12 +240,12 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
     if config.mode == "sft":
         yield Problem("rollouts.engine", "mode sft generates no rollouts", "transformers")
     if not r.servers:
-        yield Problem("rollouts.servers", "no server is named", "addresses such as [http://127.0.0.1:8000]")
+        yield Problem("rollouts.servers", "no server is given", "addresses such as [http://127.0.0.1:8000]")
     for url in r.servers:
         if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
             yield Problem("rollouts.servers", f"{url} is not a server address", "such as http://127.0.0.1:8000")
     if len(set(r.servers)) < len(r.servers):
-        yield Problem("rollouts.servers", "a server is named twice", "each once")
+        yield Problem("rollouts.servers", "a server is listed twice", "each server once")
     if config.model.lora is None:
         yield Problem("model.lora", "null trains all weights, but servers get adapters only", "r, alpha, …")
     for key, neutral in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
@@ -264,7 +262,7 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
 def check_paths(config: RunConfig) -> Iterator[Problem]:
     """Find files and folders that are named but missing. Not for the stored configuration of an old run."""
     if config.seed >= 2**32 and config.mode in ("sft", "rft"):
-        yield Problem("seed", f"{config.seed} is not a valid NumPy seed", "at most 4294967295")
+        yield Problem("seed", f"{config.seed} is too large for NumPy", "at most 4294967295")
     serve = config.online.serve
     port = re.fullmatch(r".*:(\d{1,5})", serve or ":0")
     if config.mode == "online" and (port is None or int(port[1]) > 65535):

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Any: "any value"}
-_BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
+_NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false", Any: "any value"}
+_BOUNDS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
 
 
 def section_of(annotation: object) -> type[BaseModel] | None:
@@ -25,31 +25,29 @@ def section_of(annotation: object) -> type[BaseModel] | None:
 
 
 def describe(field: FieldInfo) -> str:
-    """Describe the accepted values: `a whole number of at least 1, or null`."""
-    text = describe_type(field.annotation)
-    bounds = [f"{word} {getattr(m, name):g}" for m in field.metadata for name, word in _BOUNDS if hasattr(m, name)]
-    if not bounds:
-        return text
-    head, _, tail = text.partition(", or null")
-    joined = f"{head} of {' and '.join(bounds)}"
-    return f"{joined}, or null{tail}" if text != head else joined
+    """Describe the accepted values: `an integer ≥ 1, or null`."""
+    kind, null, _ = describe_type(field.annotation).partition(", or null")
+    bounds = [f"{sign} {getattr(m, name):g}" for m in field.metadata for name, sign in _BOUNDS if hasattr(m, name)]
+    return f"{kind} {' and '.join(bounds)}{null}" if bounds else kind + null
 
 
 def describe_type(annotation: object) -> str:
     """Describe an annotation in words."""
     origin = get_origin(annotation)
     if origin is Literal:
-        return "one of " + ", ".join(map(str, get_args(annotation)))
+        values = [str(value) for value in get_args(annotation)]
+        return values[0] if len(values) == 1 else "one of " + ", ".join(values)
     if origin is Annotated:
         inner, *notes = get_args(annotation)
         return next((n.description for n in notes if isinstance(n, FieldInfo) and n.description), describe_type(inner))
     if origin in (Union, types.UnionType):
         args = [a for a in get_args(annotation) if a is not type(None)]
-        text = " or ".join(describe_type(a) for a in args)
+        *others, last = map(describe_type, args)
+        text = " or ".join([", ".join(others), last]) if others else last
         return f"{text}, or null" if len(args) < len(get_args(annotation)) else text
     if origin is list:
-        inside = describe_type(get_args(annotation)[0]).removeprefix("a ").removeprefix("an ")
-        return f"a list of {inside} values"
+        inside = get_args(annotation)[0]
+        return "a list of sections" if section_of(inside) else f"a list of {describe_type(inside)} values"
     if origin is dict:
         return "keys and values"
     if section_of(annotation) is not None:

@@ -59,7 +59,7 @@ def meaning(name: str) -> str:
 # The reward of a step's rollouts.
 REWARD_MEAN: Final = _metric("rewards/total/mean", "reward of a rollout, mean")
 REWARD_STD: Final = _metric("rewards/total/std", "reward of a rollout, standard deviation")
-REWARD_NONFINITE: Final = _metric("rewards/nonfinite", "raw values that were NaN or infinite and so not counted")
+REWARD_NONFINITE: Final = _metric("rewards/nonfinite", "raw values that were NaN or infinite and are left out")
 ADVANTAGE_STD: Final = _metric("advantage/std", "standard deviation of the rollouts' advantages")
 TEACHER_KL: Final = _metric("distillation/reverse_kl", "reverse KL to the teacher, nats per token of the agent")
 PENALTIES: Final = _metric("penalties/per_trajectory", "penalties of a rollout, mean")
@@ -142,7 +142,9 @@ MOVEMENT: Final = _metric(
 )
 ENTROPY: Final = _metric("train/entropy", "entropy of the policy at an agent's token, nats, mean")
 CLIP_FRACTION: Final = _metric("train/clip_fraction", "share of agent tokens whose ratio was clipped")
-TOKEN_ACCURACY: Final = _metric("train/token_accuracy", "share of tokens of the demonstrations that were most likely")
+TOKEN_ACCURACY: Final = _metric(
+    "train/token_accuracy", "share of the demonstrations' tokens that the policy ranks first"
+)
 
 # How far the policy is from its reference, in nats per agent token.
 KL_MEAN: Final = _metric("kl/mean", "KL to the reference; while serving the mean of the last updates, nats per token")
@@ -153,10 +155,10 @@ KL_START: Final = _metric("kl/start", "KL to the policy that the run started fro
 KL_UNCHANGED: Final = _metric(
     "kl/unchanged", "KL of the loss's log-probs to those of the rollouts before the first update, nats per token"
 )
-KL_TARGET: Final = _metric("kl/target", "the KL that beta is steered towards")
+KL_TARGET: Final = _metric("kl/target", "target of the KL, which beta adapts to")
 KL_TOLERANCE: Final = _metric("kl/tolerance", "distance from the target at which beta changes")
 BETA: Final = _metric("kl/beta", "weight of the KL in the loss")
-ENTROPY_WEIGHT: Final = _metric("train/entropy_weight", "weight of the bonus on entropy in the loss")
+ENTROPY_WEIGHT: Final = _metric("train/entropy_weight", "weight of the entropy bonus in the loss")
 
 # Seconds and memory.
 Phase = Literal["generate", "environment", "reward", "logprobs", "backward"]
@@ -173,16 +175,16 @@ MEMORY_GPU: Final = _metric("memory/gpu_mib", "GPU memory of the training proces
 # Serving: one value a request or an update; shown as rates and means over the last of them.
 ONLINE_SUCCESS: Final = _metric("online/success", "whether the answer was right, if known")
 ONLINE_SUCCESS_INITIAL: Final = _metric("online/success_initial", "whether the first rollout was right")
-GATE_RATE: Final = _metric("online/gate_rate", "whether the vote was sure enough to learn from")
+GATE_RATE: Final = _metric("online/gate_rate", "whether the vote was confident enough to learn from")
 FLIP_RATE: Final = _metric("online/flip_rate", "whether the vote overturned the first answer")
-CONFIDENCE: Final = _metric("online/confidence", "share of the vote that the label got")
+CONFIDENCE: Final = _metric("online/confidence", "share of the votes for the label")
 NEIGHBOURS: Final = _metric("online/neighbours", "earlier experiences that also voted")
 LATENCY: Final = _metric("online/latency_s", "seconds from request to answer")
 SERVING_VERSION: Final = _metric("online/serving_version", "version of the policy that answers")
-SNAPSHOT_VERSION: Final = _metric("online/snapshot_version", "version that was published last")
+SNAPSHOT_VERSION: Final = _metric("online/snapshot_version", "latest published version")
 PUBLISHING_HELD: Final = _metric("online/publishing_held", "whether publishing is held back")
 QUEUE_DEPTH: Final = _metric("online/queue_depth", "waiting updates")
-TASKS_LOST: Final = _metric("online/tasks_lost", "updates lost while the disk of the queue failed")
+TASKS_LOST: Final = _metric("online/tasks_lost", "updates lost to disk failures of the queue")
 TASKS_DROPPED: Final = _metric("online/tasks_dropped", "updates dropped because the queue was full")
 REQUEST: Final = _metric("online/request", "number of the request: the axis of the metrics of serving")
 

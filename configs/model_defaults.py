@@ -122,9 +122,9 @@ def precision(setting: Setting) -> Iterator[Choice]:
     """Yield the number formats of weights, training and sampling. `engine/policy/precision.py` has the reasons."""
     computed, cause = half_precision(setting.device)
     if setting.serves and setting.device == "cpu":
-        computed, cause = "float32", "answers equal those of transformers, and token by token a CPU is as fast"
+        computed, cause = "float32", "answers equal those of transformers, and a CPU decodes as fast in float32"
     elif setting.facts.parameters is not None and setting.facts.parameters < 30e6:
-        computed, cause = "float32", f"{setting.size} are as fast in float32"
+        computed, cause = "float32", f"{setting.size} run as fast in float32"
     kept, reason = (computed, cause) if setting.lora else ("float32", "updates of all weights are too small for less")
     yield Choice("model.weights", kept, reason)
     yield Choice("model.compute", computed, cause)
@@ -185,7 +185,7 @@ def unusual(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
     usual = learning_rate(setting)
     ratio = training.learning_rate / usual.value
     if max(ratio, 1 / ratio) > FAR:
-        effect = "the policy may lose its language within a few steps" if ratio > 1 else "hardly anything will change"
+        effect = "the policy may collapse within a few steps" if ratio > 1 else "the policy will hardly change"
         size = f"{ratio:.0f} times" if ratio > 1 else f"1/{1 / ratio:.0f} of"
         yield (
             f"training.learning_rate is {training.learning_rate:g}, {size} the {usual.value:g} that is usual for "

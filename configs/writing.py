@@ -47,7 +47,7 @@ def _comment(description: str, accepts: str) -> str:
     """Return the field's docstring, and the accepted values unless they are obvious."""
     if not description:
         return accepts[:1].upper() + accepts[1:] + "."
-    plain = accepts in ("text", "a number", "true or false", "keys and values", "a list")
+    plain = accepts in ("text", "a number", "true or false", "keys and values")
     return description if plain else f"{description} ({accepts})"
 
 

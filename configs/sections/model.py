@@ -38,8 +38,8 @@ class ModelConfig(Section):
     revision: str | None = None
     """A commit or tag of a hub model. Pin it for reproducible runs."""
     sft_adapters: str | None = "builtin:tiny-sft"
-    """The initial adapters of reinforcement fine-tuning: a folder, `builtin:tiny-sft`, or null for the bare base.
-    `saved_models/sft_adapters` links to the adapters of the latest `--mode sft`."""
+    """The initial adapters of reinforcement fine-tuning: a folder, `builtin:tiny-sft`, or null for the base
+    model. `saved_models/sft_adapters` links to the adapters of the latest `--mode sft`."""
     weights: NumberFormat = "float32"
     """The number format of stored weights: the frozen weights under adapters (adapters are always float32), or all
     weights with `lora: null`, where formats other than float32 lose most updates."""

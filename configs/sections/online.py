@@ -59,6 +59,7 @@ class OnlineConfig(Section):
     tls_certificate: str | None = None
     """A PEM file. Enables HTTPS instead of HTTP. Set `tls_key` if the key is not in the same file."""
     tls_key: str | None = None
+    """A PEM file with the private key."""
     image_folders: list[str] = Field(default_factory=list)
     """Folders whose images callers may name by path. All other images are sent as data URLs."""
     max_waiting: int = Field(default=64, ge=1)
@@ -70,12 +71,12 @@ class OnlineConfig(Section):
     """The part of a text that votes and feedback compare: `environment` (the environment's own answer), `boxed`,
     `last_number`, `choice`, `json:PATH`, a function (`file.py:name`), or a regular expression (its first group)."""
     samples: int = Field(default=8, ge=2)
-    """Trajectories sampled per request, which vote. In a conversation, the answer is a single text sampled with the
-    model's generation defaults, and these are sampled afterwards. With `ensemble: true`, a caller gets the majority
-    answer instead."""
+    """Voting trajectories sampled per request. In a conversation, the answer is a single text sampled with the model's
+    generation defaults, and the voting trajectories are sampled afterwards. With `ensemble: true`, a caller gets the
+    majority answer instead."""
     samples_to_learn: int = Field(default=0, ge=0)
-    """Additional trajectories per request, sampled after its answer is sent. They join the vote on the label and are
-    learned from: better labels, but more work for the engine. Ignored with `updates: false`."""
+    """Additional trajectories per request, sampled after its answer is sent. They vote on the label
+    and are learned from. They improve labels but cost the engine time. Ignored with `updates: false`."""
     batch_requests: int = Field(default=4, ge=1)
     """Maximum number of waiting requests answered in one batch."""
     temperature: float = Field(default=1.0, gt=0)
@@ -86,8 +87,8 @@ class OnlineConfig(Section):
     min_confidence: float = Field(default=0.5, ge=0, le=1)
     """The confidence gate: minimum share of the vote for the ensemble answer. Below it, nothing is learned."""
     learn_from: Literal["all", "initial", "feedback"] = "all"
-    """What to learn from. `all`: all trajectories of a request. `initial`: only the first. `feedback`: only feedback,
-    not votes or reward functions."""
+    """The data to learn from. `all`: all trajectories of a request. `initial`: only the first. `feedback`: only
+    feedback, not votes or reward functions."""
 
     lr_correction: float = Field(default=1e-3, gt=0)
     """Learning rate if the vote overturned the initial answer."""
@@ -101,7 +102,7 @@ class OnlineConfig(Section):
     several machines can share: `redis://[USER:PASSWORD@]HOST:PORT/NUMBER` (`rediss://` for TLS, `unix://` for a
     socket)."""
     queue_env: str | None = None
-    """An environment variable with the server's URL, instead of `queue`: for a URL with a password."""
+    """An environment variable with the server's URL, instead of `queue`. Use it for a URL with a password."""
     queue_name: str = Field(default="default", pattern=r"[A-Za-z0-9._-]{1,64}")
     """The name of the queue. Engines with the same server and name serve and train one policy."""
     shared_files: str | None = None

@@ -66,7 +66,7 @@ class NormalizationConfig(Section):
 
 
 class PenaltyAmounts(Section):
-    """The cost of each rule, before `w_penalty`: a negative number, or 0 to switch the rule off."""
+    """The amount of each rule, before weighting by `w_penalty`: a negative number, or 0 to disable the rule."""
 
     wrong_modality: Cost = -0.2
     """A tool used on an unsupported input (`TRACK_OBJECT` on a still image)."""
@@ -83,12 +83,12 @@ class PenaltyAmounts(Section):
 
 
 class PenaltyRuleConfig(Section):
-    """A penalty rule of your own."""
+    """Your own penalty rule."""
 
     class_path: ClassPath
     """`package.module.Class`, or `path/to/file.py:Class`: a subclass of `grpo_tui.rewards.penalties.PenaltyRule`."""
     amount: Cost | None = None
-    """The cost of the rule; null: the class's `amount`."""
+    """The amount of the rule; null: the class's `amount`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """More keyword arguments of the class."""
 
@@ -115,7 +115,8 @@ class DiagnosisConfig(Section):
     window: int = Field(default=20, ge=2)
     """Number of steps over which trends are measured."""
     advantage_share: float = Field(default=0.5, gt=0, le=1)
-    """Maximum share of the advantage's variance from a component that is not a goal. A larger share is reported."""
+    """Share of the advantage's variance above which a component other than task, environment and reward functions is
+    reported."""
     reward_rise: ClassVar[float] = 0.5
     """Rise of the mean reward over the window, in stds of the reward, above which success should rise too."""
     success_rise: ClassVar[float] = 0.01
@@ -127,7 +128,7 @@ class DiagnosisConfig(Section):
     length_fall: float = Field(default=0.5, gt=0, lt=1)
     """Fraction of their highest value in the window below which tokens per trajectory count as a collapse."""
     logprob_mismatch: float = Field(default=0.05, gt=0)
-    """Maximum mean difference between server and trainer log-probs of rollouts, in nats per token, before a report."""
+    """Mean difference between server and trainer log-probs, in nats per token, above which it is reported."""
     sampler_share: ClassVar[float] = 0.5
     """KL between sampler and trainer, as a share of the KL to the reference, above which it is reported."""
     kl_rise: float = Field(default=0.2, gt=0)
@@ -163,9 +164,9 @@ class RewardsConfig(Section):
     normalization: NormalizationConfig = NormalizationConfig()
     penalties: PenaltyAmounts = PenaltyAmounts()
     penalty_rules: list[PenaltyRuleConfig] = Field(default_factory=list)
-    """Penalty rules of your own, in addition to the built-in ones."""
+    """Your own penalty rules, in addition to the built-in ones."""
     extra_components: dict[str, ExtraComponentConfig] = Field(default_factory=dict)
-    """More components, by the name under which they are recorded and shown."""
+    """Additional components, keyed by the name that the record and the app show."""
     diagnosis: DiagnosisConfig = DiagnosisConfig()
 
     @field_validator("extra_components")

@@ -13,7 +13,7 @@ OwnLoss = Literal["reinforce"]
 """Losses in `engine/training/losses`. Each is the function of that name in the file of that name."""
 Advantages = Literal["group", "turn", "reward", "gdpo", "gigpo", "tree"]
 """Methods in `rewards/advantages`. Each is a class in the file of that name."""
-OwnCode = Annotated[str, Field(pattern=r"[.:]", description="file.py:Name for code of your own")]
+OwnCode = Annotated[str, Field(pattern=r"[.:]", description="file.py:Name for your own code")]
 
 TRL_LOSSES: tuple[str, ...] = get_args(TRLLoss)
 OWN_LOSSES: tuple[str, ...] = get_args(OwnLoss)
@@ -79,7 +79,7 @@ class DistillationConfig(Section):
     teacher."""
     weight: float = Field(default=1.0, gt=0)
     with_reward: bool = True
-    """Keep the advantages of the reward. False: use only the teacher's."""
+    """Add the teacher's advantages to those of the reward. false: use only the teacher's."""
 
 
 class TrainingConfig(Optimisation):
@@ -173,7 +173,7 @@ class SFTConfig(Optimisation):
 
     epochs: float = Field(default=1.0, gt=0)
     max_steps: int | None = Field(default=None, ge=1)
-    """Stop after this many optimiser steps, even within `epochs`."""
+    """Stop after this many optimiser steps, even before the end of `epochs`."""
     batch_size: int = Field(default=16, ge=1)
     """Conversations per optimiser step of one process."""
     micro_batch_size: int | None = Field(default=None, ge=1)
@@ -182,7 +182,7 @@ class SFTConfig(Optimisation):
     demonstrations: int = Field(default=2048, ge=1)
     """Number of demonstrations that the environment makes (`Env.demonstrate`) without `sft.data`."""
     route: str = "right"
-    """The environment's route to demonstrate."""
+    """The route to demonstrate, by the name that the environment gives it."""
     max_tokens: int = Field(default=1024, ge=8)
     """Maximum tokens of a conversation. Longer ones are skipped."""
     data: str | None = None

@@ -39,7 +39,7 @@ def by_environment(completions, environments):
             ["--reward", "mine.py:by_environment"],
             "needs `environments`, which TRL gives only with its `environment_factory`",
         ),
-        (["--reward", "mine.py:good", "--set", "seed=5000000000"], "seed: 5000000000 is not a valid NumPy seed"),
+        (["--reward", "mine.py:good", "--set", "seed=5000000000"], "seed: 5000000000 is too large for NumPy"),
         (["--reward", "./nowhere"], '"./nowhere" is not a reward model'),
         (["--reward", "mine.py:good", "--set", "environment.tools=[mine.py:look]"], "mine.py has no function look"),
     ],

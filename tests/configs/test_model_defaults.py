@@ -193,7 +193,7 @@ def test_the_data_decide_the_length_of_a_run(tmp_path: Path, rows: int, steps: i
     ("setting", "warning"),
     [
         ("training.learning_rate=0.003", "30 times"),
-        ("training.learning_rate=1e-7", "hardly anything"),
+        ("training.learning_rate=1e-7", "hardly change"),
         ("training.max_trajectory_tokens=9000", "8,192"),
         ("training.max_turn_tokens=64", "thinks"),
         ("model.compute=float16", "a CPU computes"),

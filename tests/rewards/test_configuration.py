@@ -16,10 +16,10 @@ from grpo_tui.rewards.penalties import BUILT_IN
 from .episodes import step, trajectory
 
 REFUSED = {
-    "NaN": ("rewards:\n  w_task: .nan", 2, "rewards.w_task", ["NaN", "must be a number of at least 0"]),
+    "NaN": ("rewards:\n  w_task: .nan", 2, "rewards.w_task", ["NaN", "must be a number ≥ 0"]),
     "infinity": ("rewards:\n  w_penalty: .inf", 2, "rewards.w_penalty", ["Infinity is not allowed"]),
-    "negative weight": ("rewards:\n  w_task: -1", 2, "rewards.w_task", ["-1", "at least 0"]),
-    "negative temperature": ("training:\n  temperature: -1", 2, "training.temperature", ["more than 0"]),
+    "negative weight": ("rewards:\n  w_task: -1", 2, "rewards.w_task", ["-1", "≥ 0"]),
+    "negative temperature": ("training:\n  temperature: -1", 2, "training.temperature", ["number > 0"]),
     "unknown key": (
         "rewards:\n  w_curiousity: 1",
         2,

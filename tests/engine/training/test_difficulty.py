@@ -202,5 +202,5 @@ def test_the_longest_question_that_a_prompt_contains_is_meant():
 
 
 def test_pass_rates_need_the_sampler():
-    with pytest.raises(ConfigError, match=r"data\.sampler is uniform, which uses none"):
+    with pytest.raises(ConfigError, match=r"data\.sampler: uniform does not use it"):
         load_config(None, ["data.pass_rates=my-run"])
