@@ -66,7 +66,8 @@ def test_ctrl_c_lets_the_run_save_and_says_how_to_resume(training: Training, pro
     assert "run h stopped at step" in text and "grpo-tui train --resume h" in text
     stopped = find_run(project / "runs", "h")
     assert stopped.status == "stopped" and 1 <= stopped.step < STEPS
-    resumed = grpo_tui(project, "train", "--resume", "h", "--set", f"training.max_steps={stopped.step + 1}")
+    by_path = ("--resume", "runs/h", "--runs-dir", "other runs")
+    resumed = grpo_tui(project, "train", *by_path, "--set", f"training.max_steps={stopped.step + 1}")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     with RunReader(training.run) as reader:
         assert [s for s, _ in reader.metrics.points("train/loss")] == list(range(1, stopped.step + 2))

@@ -69,7 +69,7 @@ def online(
         settings,
         runs_dir=home,
         run_id=run_id,
-        resume=old.id if old is not None else None,
+        resume=old.path if old is not None else None,
         stdin=sys.stdin.fileno() if piped else None,
         stdout=sys.stdout.fileno() if piped else None,
     )

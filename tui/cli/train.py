@@ -104,7 +104,7 @@ def train(
     start = partial(start_run, runs_dir=home, num_processes=num_processes, accelerate_config=accelerate_config)
     if seeds > 1:
         raise typer.Exit(_train_seeds(home, settings, seeds, run_id, start))
-    run = start(settings, run_id=run_id, resume=None if old is None else old.id)
+    run = start(settings, run_id=run_id, resume=None if old is None else old.path)
     watch(home, run, headless=headless)
 
 
