@@ -64,6 +64,11 @@ class FrozenPass:
         self.policy = policy
         self.reference_copy = reference
         self.batch_size = batch_size
+        if "ref" in getattr(policy.model, "peft_config", ()):
+            # TRL leaves out parameters without a module of their own: of LoRA on embeddings, trained tokens, IA3, LoHa.
+            for name, parameter in policy.model.named_parameters():
+                if name.endswith(".default"):
+                    policy.model.get_parameter(name.removesuffix("default") + "ref").data.copy_(parameter.data)
         self.on_progress: Callable[[int, int], None] | None = None
         """Called with the number of rollouts scored so far, and the total."""
 

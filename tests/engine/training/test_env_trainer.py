@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from grpo_tui.configs.sections import RewardsConfig
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
@@ -84,15 +85,16 @@ def test_init_takes_the_reference_model_from_the_agents_policy(tmp_path):
         assert not its.requires_grad
 
 
-def test_init_with_adapters_keeps_a_frozen_copy_of_them_as_reference(tmp_path):
-    model = policy(lora=True)
+@pytest.mark.parametrize("modules", ["all-linear", ["embed_tokens", "q_proj"]])
+def test_init_with_adapters_keeps_a_frozen_copy_of_them_as_reference(tmp_path, modules):
+    model: Any = get_peft_model(policy(), LoraConfig(r=4, target_modules=modules, init_lora_weights=False))
     trainer = make_trainer(tmp_path, playback_rows(2), model=model, beta=0.1)
     assert trainer.ref_model is None
     parameters = dict(model.named_parameters())
-    copies = [n for n in parameters if ".ref." in n]
+    copies = [n for n in parameters if ".ref" in n]
     assert copies
     for name in copies:
-        assert torch.equal(parameters[name], parameters[name.replace(".ref.", ".default.")])
+        assert torch.equal(parameters[name], parameters[name.replace(".ref", ".default")])
         assert not parameters[name].requires_grad
 
 
