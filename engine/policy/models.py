@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora.layer import Linear as LoraLinear
 from safetensors import safe_open
 from torch import Tensor
@@ -87,6 +87,8 @@ def load_policy(
         model = _with_adapters(base, adapters, trainable)
         if trainable and config.lora is None:
             model = base = model.merge_and_unload().requires_grad_(True)
+        elif trainable and config.lora is not None:
+            _check_trained(model.peft_config["default"], adapters, config.lora)
     elif trainable and config.lora is not None:
         try:
             model = get_peft_model(base, lora_config(config.lora, base))  # type: ignore[assignment]
@@ -283,6 +285,26 @@ def _with_adapters(base: PreTrainedModel, adapters: str, trainable: bool) -> Pef
         raise ModelLoadError(
             f"the adapters in {adapters} do not fit the base model {base.name_or_path}: {why}"
         ) from error
+
+
+def _check_trained(peft: PeftConfig, adapters: str, lora: LoraSection) -> None:
+    """Raise ModelLoadError for settings that existing adapters pass over, and for adapters that change their base."""
+    if (start := getattr(peft, "init_lora_weights", True)) not in (True, False, "gaussian", "orthogonal", "eva"):
+        raise ModelLoadError(
+            f"the adapters in {adapters} began with init_lora_weights: {start}, which changes the base model, and the "
+            "KL penalty compares with it: convert them to plain LoRA (path_initial_model_for_weight_conversion of "
+            "PEFT's save_pretrained), or set model.lora to null"
+        )
+    asked: dict[str, Any] = lora.model_dump(exclude_defaults=True)
+    more: dict[str, Any] = asked.pop("peft", {})
+    for key, value in (asked | more).items():
+        own = getattr(peft, {"alpha": "lora_alpha", "dropout": "lora_dropout"}.get(key, key), value)
+        own = sorted(own) if isinstance(own, set) else own
+        if (sorted(value) if isinstance(value, list) else value) != own:
+            raise ModelLoadError(
+                f"model.lora: {key} is {value}, but the adapters in {adapters} have {own} and stay as they are: leave "
+                "it out, or set model.sft_adapters to null for new adapters"
+            )
 
 
 def _check(folder: Path) -> None:

@@ -5,12 +5,12 @@ import copy
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -240,6 +240,35 @@ def test_what_a_person_reads_when_adapters_cannot_be_loaded(base, tmp_path):
     (folder / "adapter_config.json").write_text("{")
     with pytest.raises(ModelLoadError, match="is not valid JSON"):
         load_policy(config(base), adapters=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"r": 8}, "model.lora: r is 8, but the adapters in .* have 4 and stay as they are"),
+        ({"alpha": 8}, "model.lora: alpha is 8, but"),
+        ({"target_modules": ["q_proj"]}, r"model.lora: target_modules is \['q_proj'\], but"),
+        ({"peft": {"use_dora": True}}, "model.lora: use_dora is True, but"),
+        ({}, ""),
+        ({"target_modules": ["v_proj", "q_proj"]}, ""),
+    ],
+)
+def test_settings_that_differ_from_the_given_adapters_are_refused(base: Path, tmp_path: Path, changed: Any, said: str):
+    made = config(base).model_copy(update={"lora": LoraSection(r=4, target_modules=["q_proj", "v_proj"])})
+    folder = save_adapters(cast(PeftModel, load_policy(made)[0]), tmp_path)
+    asked = made.model_copy(update={"lora": LoraSection(**{"r": 4, **changed})})
+    with pytest.raises(ModelLoadError, match=said) if said else contextlib.nullcontext():
+        load_policy(asked, adapters=str(folder))
+    load_policy(asked, adapters=str(folder), trainable=False)
+
+
+def test_adapters_that_change_their_base_are_only_merged(base: Path, tmp_path: Path):
+    made: Any = get_peft_model(model("qwen3"), LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa"))
+    folder = str(save_adapters(made, tmp_path))
+    with pytest.raises(ModelLoadError, match="began with init_lora_weights: pissa, which changes the base model"):
+        load_policy(config(base), adapters=folder)
+    merged, _ = load_policy(config(base).model_copy(update={"lora": None}), adapters=folder)
+    assert torch.allclose(logits(merged), logits(made), atol=1e-4)
 
 
 @pytest.mark.parametrize("more", [{"max_images": 1}, {"max_pixels": 9}, {"lora": LoraSection(vision=True)}])
