@@ -34,9 +34,12 @@ def test_the_files_of_a_model_state_its_size_context_and_thoughts(tmp_path: Path
     assert facts_of(thinking) == ModelFacts(40, 512, True)
     for name, mark in (("magistral", "[THINK]"), ("gpt_oss", "<|start|>assistant<|channel|>analysis<|message|>")):
         assert facts_of(make_model(tmp_path / name, 40, template=f"{{{{ '{mark}' }}}}")).thinks
-    (tmp_path / "gpt2").mkdir()
-    (tmp_path / "gpt2" / "config.json").write_text('{"n_positions": 1024}')
+    rope = {"max_position_embeddings": 131072, "rope_scaling": {"type": "longrope"}}
+    for name, values in (("gpt2", {"n_positions": 1024}), ("phi3", {**rope, "original_max_position_embeddings": 4096})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(values))
     assert facts_of(str(tmp_path / "gpt2")).context == 1024
+    assert facts_of(str(tmp_path / "phi3")).context == 4096
 
 
 def test_other_copies_of_the_weights_do_not_count(tmp_path: Path):
