@@ -292,12 +292,12 @@ class Resumable(FiniteUpdates):
 
 @contextmanager
 def _naming_fields() -> Iterator[None]:
-    """Turn an error about a field that was passed to TRL into a sentence."""
+    """Turn an error about a field that was passed to TRL, or about adapters that it refuses, into a sentence."""
     try:
         yield
     except (ImportError, TypeError, ValueError) as problem:
         reason = " ".join(str(problem).split())
-        raise TrainingError(f"a field of training.trl or sft.trl cannot be used: {reason}") from problem
+        raise TrainingError(f"a field of training.trl, sft.trl or model.lora cannot be used: {reason}") from problem
 
 
 @contextmanager
