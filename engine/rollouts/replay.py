@@ -30,11 +30,6 @@ class ReplayBuffer:
     def __init__(
         self, capacity: int = 1024, alpha: float = 1.0, tau: float = 4.0, max_age: int = 12, seed: int = 0
     ) -> None:
-        if capacity < 1 or alpha < 0 or tau <= 0 or max_age < 1:
-            raise ValueError(
-                f"a replay buffer needs capacity >= 1, alpha >= 0, tau > 0 and max_age >= 1; "
-                f"got {capacity}, {alpha}, {tau}, {max_age}"
-            )
         self.capacity, self.alpha, self.tau, self.max_age = capacity, alpha, tau, max_age
         self.entries: list[Rollout] = []
         self._random = np.random.Generator(np.random.PCG64(seed))

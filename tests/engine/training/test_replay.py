@@ -9,6 +9,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from grpo_tui.configs.errors import ConfigError
+from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.rollouts.advantages import advantage_method
 from grpo_tui.engine.rollouts.replay import ReplayBuffer, fill_from_replay, magnitude
 from grpo_tui.engine.rollouts.rollout import Group, Rollout, rollouts_of
@@ -219,9 +221,10 @@ def test_rollouts_that_the_environment_failed_count_in_no_mean():
     assert largest == pytest.approx([2 / 3, 1 / 3, 1 / 3, 0.0], abs=1e-6)
 
 
-def test_a_buffer_that_makes_no_sense_is_refused():
-    with pytest.raises(ValueError, match="tau > 0"):
-        ReplayBuffer(tau=0.0)
+@pytest.mark.parametrize("wrong", ["capacity=0", "alpha=-1", "tau=0", "max_age=0"])
+def test_a_buffer_that_makes_no_sense_is_refused(wrong: str):
+    with pytest.raises(ConfigError, match=rf"training\.replay\.{wrong.partition('=')[0]}: .* is not allowed"):
+        load_config(None, [f"training.replay.{wrong}"])
 
 
 def test_scored_keeps_order():
