@@ -101,7 +101,7 @@ def _finite(value: Any, where: str) -> Any:
 
 @dataclass
 class TrialTimings:
-    """Seconds of the last trials by phase, and their time spans, for environments that report them."""
+    """Seconds of the last call of `run` by phase, and its time spans, for environments that report them."""
 
     generate: float = 0.0
     environment: float = 0.0
@@ -170,7 +170,7 @@ class RolloutRunner:
 
     def beside(self) -> RolloutRunner:
         """Return a runner for concurrent use, with its own environments and no progress reports."""
-        return replace(self, env_cache={}, timings=TrialTimings(), on_progress=None)
+        return replace(self, env_cache={}, on_progress=None)
 
     def environment(self, row: Row) -> TrialEnv:
         """Return the instance that serves `row`, creating it on first use. Raises EnvLoadError."""
@@ -201,7 +201,7 @@ class RolloutRunner:
         first row.) `on_group` receives the rollouts of each row once they are made, on any thread.
         Raises EnvLoadError, TrialError, and whatever the agent raises.
         """
-        rollouts = num_rollouts or self.num_rollouts
+        rollouts, self.timings = num_rollouts or self.num_rollouts, TrialTimings()
         groups: dict[EnvKey, list[int]] = {}
         for index, row in enumerate(rows):
             groups.setdefault(row.key, []).append(index)

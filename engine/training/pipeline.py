@@ -281,13 +281,11 @@ class RolloutPipeline:
         return groups, kept
 
     def _run(self, rows: Sequence[Row], first: int, seed: int, step: int) -> list[Rollout]:
-        before = replace(self.runner.timings)
-        before.spans.take()  # drop those of an evaluation
         with acting(self.policy.model):
             rollouts = self.runner.run(rows, first=first, seed=seed, step=step + 1, policy_version=step)
         spent = self.runner.timings
-        self.phases.add("generate", spent.generate - before.generate)
-        self.phases.add("environment", spent.environment - before.environment)
+        self.phases.add("generate", spent.generate)
+        self.phases.add("environment", spent.environment)
         self.phases.spans.extend(spent.spans.take())
         return rollouts
 

@@ -245,10 +245,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, num_rows: int, lim
         beta=beta,
         scale_rewards=training.scale_advantages,
         temperature=training.temperature,
-        top_p=training.top_p,
-        top_k=training.top_k,
         bf16=config.model.quantization is not None and config.model.compute == "bfloat16",
-        log_completions=False,
     )
 
 

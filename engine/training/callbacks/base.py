@@ -11,18 +11,12 @@ Logs = dict[str, float]
 class RunCallback(TrainerCallback):
     """Base of the run's callbacks. Subclasses override the methods at which they act."""
 
-    def training_begins(self, state: TrainerState) -> None:
-        """Act before the first step, also of a resumed run."""
-
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
         """Act after optimiser step `state.global_step`, when its numbers are known but its checkpoint is not written.
         The trainer then does the work requested in `control`."""
 
     def saved(self, step: int) -> None:
         """Act after a checkpoint was written, or the disk refused it."""
-
-    def on_train_begin(self, args: object, state: TrainerState, *_: object, **kwargs: object) -> None:
-        self.training_begins(state)
 
     def on_log(
         self,

@@ -52,7 +52,7 @@ class HeldOutEvaluation(RunCallback):
     observers: list[Callable[[int, Sequence[Rollout], float | None], None]] = field(default_factory=list)
     _reported_graded: bool = False
 
-    def training_begins(self, state: TrainerState) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, *_: object, **kwargs: object) -> None:
         if state.global_step == 0:
             self.evaluate(0)
 

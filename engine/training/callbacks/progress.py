@@ -33,7 +33,7 @@ class StepProgress(RunCallback):
     _updated: int = 0
     _scored: bool = False
 
-    def training_begins(self, state: TrainerState) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, *_: object, **kwargs: object) -> None:
         self.recorder.event("phase", "training", step=state.global_step, name="training")
 
     def on_step_begin(self, args: TrainingArguments, *_: object, **kwargs: object) -> None:

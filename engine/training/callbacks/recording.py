@@ -27,24 +27,22 @@ from .base import Logs, RunCallback
 logger = logging.getLogger(__name__)
 
 TrainerT = TypeVar("TrainerT", bound=Resumable)
-Observer = Callable[[int, Values], None]
-"""Called on the main process with a step and its metrics as recorded."""
 SAMPLES = 1024
 """How many weights of each tensor to follow. Of sharded weights, those of the main process."""
 
 
 @dataclass(eq=False)
 class StepRecording(RunCallback, Generic[TrainerT]):
-    """Records the numbers of each step on the main process, then calls the `observers` and logs a line of `SHOWN`."""
+    """Records each step on the main process, calls the `observers` with its recorded metrics, and logs `SHOWN`."""
 
     SHOWN: ClassVar[tuple[tuple[str, str], ...]]
     trainer: TrainerT
     recorder: StepRecorder
-    observers: list[Observer] = field(default_factory=list, init=False)
+    observers: list[Callable[[int, Values], None]] = field(default_factory=list, init=False)
     _began: float = field(default_factory=time.perf_counter, init=False)
     """When the step began."""
 
-    def training_begins(self, state: TrainerState) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, *_: object, **kwargs: object) -> None:
         writer = self.recorder.writer
         self.recorder.guard(
             "status", lambda: writer.status("running", step=state.global_step, total_steps=state.max_steps)
@@ -84,9 +82,9 @@ class GRPORecording(StepRecording[GRPOEnvTrainer]):
     )
     controller: BetaController | None
 
-    def training_begins(self, state: TrainerState) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, *_: object, **kwargs: object) -> None:
         """Record the active components and rules, again on every resume."""
-        super().training_begins(state)
+        super().on_train_begin(args, state)
         self._movement = Movement(self.trainer.accelerator.unwrap_model(self.trainer.model))
         if (rewards := self.trainer.orchestrator) is not None:
             rules = {rule.id: rule.amount for rule in rewards.rules}
@@ -106,7 +104,10 @@ class GRPORecording(StepRecording[GRPOEnvTrainer]):
         measured = {**trainer.mismatch.metrics(), **rollouts.metrics}
         measured |= judge.take_metrics() if isinstance(judge, Judge) else {}
         measured |= {**trainer.phases.take(), metric.BETA: trainer.beta, **times}
-        self._timeline(step, times.get(metric.STEP_SECONDS, 0.0))
+        now, epoch = time.perf_counter(), time.time() - time.perf_counter()
+        spans = {**trainer.phases.spans.take(), "step": [(now - times.get(metric.STEP_SECONDS, 0.0), now)]}
+        timeline = {name: [(start + epoch, ended + epoch) for start, ended in some] for name, some in spans.items()}
+        self.recorder.guard("timeline", lambda: self.recorder.writer.timeline(step, timeline))
         if (beta := self.controller) is not None:
             measured |= {metric.KL_TARGET: beta.target_kl, metric.KL_TOLERANCE: beta.kl_tolerance}
         if trainer.entropy_coef:
@@ -117,13 +118,6 @@ class GRPORecording(StepRecording[GRPOEnvTrainer]):
         return self.recorder.step(
             step, logs, measured, rollouts.generated, rollouts.replayed, trainer.loss_terms.latest
         )
-
-    def _timeline(self, step: int, seconds: float) -> None:
-        """Record the timeline of the step that ends now, after this many seconds."""
-        now, epoch = time.perf_counter(), time.time() - time.perf_counter()
-        spans = {**self.trainer.phases.spans.take(), "step": [(now - seconds, now)]}
-        timeline = {name: [(start + epoch, ended + epoch) for start, ended in some] for name, some in spans.items()}
-        self.recorder.guard("timeline", lambda: self.recorder.writer.timeline(step, timeline))
 
 
 class SFTRecording(StepRecording[Resumable]):

@@ -26,7 +26,7 @@ class CheckpointSchedule(RunCallback):
     minutes: float
     _due: bool = False
 
-    def training_begins(self, state: TrainerState) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, *_: object, **kwargs: object) -> None:
         """Save before the first step, so that any interrupted run can be resumed."""
         self._saved_at = time.monotonic()
         if self.trainer.last_checkpoint is None:
