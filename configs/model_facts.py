@@ -22,9 +22,6 @@ _SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([bBmM])(?![A-Za-z0
 _THINKS = re.compile(r"enable_thinking|<think>|\[THINK\]|<\|channel\|>analysis")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
 """Names of the context length in `config.json`; the later ones are of GPT-2 and MPT."""
-LONGROPE, ORIGINAL_CONTEXT = ("longrope", "su"), "original_max_position_embeddings"
-"""A rotary embedding that changes beyond the original context (Phi-3), for earlier tokens, too: log-probs of sampling
-and training then differ."""
 CUDA, ROCM = ("/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1"), ("/dev/kfd",)
 """Files of the drivers for torch's builds. The second one is that of Windows, in WSL2."""
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -75,8 +72,9 @@ def _in_folder(folder: Path) -> ModelFacts:
     text = text if isinstance(text, Mapping) else {}
     context = next((text[name] for name in CONTEXT if name in text), None)
     rope = text.get("rope_parameters") or text.get("rope_scaling")
-    if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) in LONGROPE:
-        context = (rope if ORIGINAL_CONTEXT in rope else text).get(ORIGINAL_CONTEXT, context)
+    if isinstance(rope, Mapping) and "longrope" in (rope.get("rope_type"), rope.get("type")):
+        # It changes beyond the original context (Phi-3), for earlier tokens, too: sampling and training would differ.
+        context = {**text, **rope}.get("original_max_position_embeddings", context)
     return ModelFacts(
         _parameters(folder), context if isinstance(context, int) else None, bool(_THINKS.search(_template(folder)))
     )

@@ -101,8 +101,7 @@ def sample(
     if greedy:
         tokens = drawn.argmax(-1)
     else:
-        if uniform is None:
-            raise ValueError("sampling at a temperature above 0 needs uniform random numbers")
+        assert uniform is not None
         kept = _truncated(drawn.to(uniform.device), settings)
         # float64: float32 sums over a large vocabulary lose the tail.
         cumulative = kept.exp().cumsum(-1, dtype=torch.float64)

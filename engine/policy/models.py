@@ -334,13 +334,10 @@ def _adapter_folder(adapters: str) -> Path:
 
 def chosen_device(config: ModelConfig) -> torch.device:
     """Return the model's device. With several processes, each takes the GPU of its own rank. Raises ModelLoadError."""
-    name = config.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    elif name == "cuda" and not torch.cuda.is_available():
-        raise ModelLoadError("model.device is cuda, but torch sees no CUDA device; set it to auto or cpu")
-    elif name == "mps" and not torch.backends.mps.is_available():
-        raise ModelLoadError("model.device is mps, but torch sees no MPS device; set it to auto or cpu")
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    name = ("cuda" if available["cuda"] else "cpu") if config.device == "auto" else config.device
+    if not available[name]:
+        raise ModelLoadError(f"model.device is {name}, but torch sees no {name.upper()} device; set it to auto or cpu")
     if name == "cuda":
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device(name)

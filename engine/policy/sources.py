@@ -84,11 +84,7 @@ def foreign_template(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) ->
         return ""
     source, revision = base_source(config)
     base_tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
-    lost = (
-        _special_tokens(base_tokenizer, base_tokenizer) - _special_tokens(tokenizer, base_tokenizer)
-        if base_tokenizer.chat_template
-        else set()
-    )
+    lost = _special_tokens(base_tokenizer, base_tokenizer) - _special_tokens(tokenizer, base_tokenizer)
     if not lost:
         return ""
     return (
@@ -102,7 +98,7 @@ def _special_tokens(templated: PreTrainedTokenizerBase, known: PreTrainedTokeniz
     try:
         messages = [{"role": "user", "content": "?"}]
         prompt = str(templated.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    except Exception:  # a template may refuse any conversation
+    except Exception:  # a template may be missing, or refuse any conversation
         return set()
     tokens = {*known.all_special_tokens, *(str(t) for t in known.added_tokens_decoder.values())}
     return {token for token in tokens if token in prompt}

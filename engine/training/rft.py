@@ -163,9 +163,7 @@ def _fitting_arguments(
 ) -> GRPOConfig:
     """Return TRL's arguments with micro-batches that fit in memory, and apply `model.gradient_checkpointing`."""
     tokens, checkpointing = config.training.max_trajectory_tokens, config.model.gradient_checkpointing
-    limit = None
-    if checkpointing == "auto":
-        limit = room(device_of(base).type) // (bytes_of_token(base) * tokens)
+    limit = room(device_of(base).type) // (bytes_of_token(base) * tokens) if checkpointing == "auto" else None
     args = grpo_config(config, run_dir, world, num_rows, limit)
     spare_memory(base, checkpointing, args.per_device_train_batch_size * tokens)
     return args
