@@ -29,8 +29,8 @@ class ChatEnv(MultiTurnEnv[Mapping[str, object], Mapping[str, object]]):
         super().__init__(tokenizer, max_turns=max_turns, **config)
 
     @classmethod
-    def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, object]:
-        return {"messages": [{"role": "user", "content": question}]}
+    def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, object] | None:
+        return None if images else {"messages": [{"role": "user", "content": question}]}
 
     def reset(self, task: Mapping[str, object]) -> tuple[Mapping[str, object], list[Message]]:
         """Return the messages of the task. Raises ValueError if they are not a conversation."""

@@ -20,6 +20,7 @@ from grpo_tui.engine.online.serve.server import AnswerServer, ServeError, parse_
 
 from .world import ASK, LIMIT, TOKENS, World
 
+LITELLM = {"role": "assistant", "provider_specific_fields": {"refusal": None}}
 WRONG: list[tuple[Any, int, str]] = [
     (b"", 400, "not JSON"),
     (b'{"messages": ', 400, "not JSON"),
@@ -107,6 +108,7 @@ def test_a_key_that_comes_twice_among_many_is_found_at_once() -> None:
         {"top_p": 1.0},
         {"reasoning_effort": None, "audio": None},
         {"reasoning_effort": "none", "verbosity": "medium", "functions": [], "prompt_cache_retention": "24h"},
+        {"messages": [ASK["messages"][0] | LITELLM, *ASK["messages"]]},
     ],
 )
 def test_what_asks_for_nothing_is_taken(world: World, harmless: dict[str, Any]) -> None:

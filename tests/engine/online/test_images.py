@@ -13,6 +13,7 @@ import torch
 from peft import get_peft_model
 from PIL import Image
 
+from grpo_tui.configs.schema import CHAT_ENV
 from grpo_tui.configs.sections import EnvironmentConfig
 from grpo_tui.configs.sections.model import LoraSection
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
@@ -27,6 +28,7 @@ from grpo_tui.engine.online.store.images import ImageFolder
 from grpo_tui.engine.online.store.update_task import TaskError, UpdateTask
 from grpo_tui.engine.policy.models import lora_config
 from grpo_tui.engine.rollouts.runner import RolloutRunner, parse_row
+from grpo_tui.envs.chat import ChatEnv
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 from tests.engine.agents.seeing_models import agent, model, tokenizer
 
@@ -56,6 +58,14 @@ def test_pictures_of_a_conversation_go_to_a_policy_that_sees(tmp_path):
     assert all(Path(b["image"]).is_file() for b in blocks[:2])
     with pytest.raises(HttpProblem, match="images are only supported in a single question"):
         row_of(conversation("red"), uploads, config, None)
+
+
+def test_a_picture_in_a_first_question_is_not_lost(tmp_path):
+    uploads, config = Uploads(tmp_path), EnvironmentConfig(class_path=CHAT_ENV)
+    row = row_of(conversation("red")[:1], uploads, config, ChatEnv, sees=True)
+    assert [b["type"] for b in row["task_data"]["messages"][0]["content"]] == ["image", "text"]
+    with pytest.raises(HttpProblem, match="the policy reads no images"):
+        row_of(conversation("red")[:1], uploads, config, ChatEnv)
 
 
 def test_an_update_runs_on_the_images_that_the_answer_was_given_to(tmp_path):

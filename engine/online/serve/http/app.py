@@ -323,7 +323,7 @@ def make_app(api: Api) -> Starlette:
         route("/health", api.health, "GET"),
         route("/metrics", api.prometheus, "GET"),
     ]
-    paths = dict.fromkeys(r.path for r in routes)
+    paths = dict.fromkeys(r.path_format for r in routes)
 
     async def no_route(request: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

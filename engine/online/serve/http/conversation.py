@@ -144,7 +144,8 @@ def row_of(
                 "task_data": task | prompt,
             }
     if pictures and not sees:
-        raise HttpProblem(400, "images are only supported in a single question without earlier turns", param="messages")
+        only = "images are only supported in a single question without earlier turns, if the environment takes them"
+        raise HttpProblem(400, f"the policy reads no images: {only}", param="messages")
     for m in plain:
         if shown := [{"type": "image", "image": path} for path in m.pop("pictures")]:
             m["content"] = [*shown, {"type": "text", "text": m["content"]}]

@@ -142,6 +142,8 @@ class ChatMessage(Strict):
     id: str | None = None
     status: str | None = None
     phase: str | None = None
+    provider_specific_fields: object = None
+    """Comes with the messages that litellm returns."""
 
     @property
     def parts(self) -> list[Part]:
