@@ -56,7 +56,7 @@ class Api:
         if body.top_logprobs and not body.logprobs:
             raise HttpProblem(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         tools = tools_of(body)
-        wanted = wanted_of(body, tools)
+        wanted = await asyncio.to_thread(wanted_of, body, tools)  # a schema may be large
         if body.messages is not None:
             row, conversation = await asyncio.to_thread(
                 self._row, self._source(request, body), body, body.messages, tools
