@@ -264,9 +264,9 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
     if config.seed >= 2**32 and config.mode in ("sft", "rft"):
         yield Problem("seed", f"{config.seed} is too large for NumPy", "at most 4294967295")
     serve = config.online.serve
-    port = re.fullmatch(r".*:(\d{1,5})", serve or ":0")
+    port = re.fullmatch(r"[^/]*:(\d{1,5})", serve or ":0")
     if config.mode == "online" and (port is None or int(port[1]) > 65535):
-        yield Problem("online.serve", f"{serve!r} names no port up to 65535", "HOST:PORT, such as 127.0.0.1:8000")
+        yield Problem("online.serve", f"{serve!r} is not HOST:PORT with a port up to 65535", "such as 127.0.0.1:8000")
     base, adapters, template = config.model.base, config.model.sft_adapters, config.model.chat_template
     rewards, environment = config.rewards, config.environment
     paths = [

@@ -40,8 +40,9 @@ HERE = Path(__file__).parent
         ([], "needs a terminal"),
         (["inspect"], "RUN"),
         (["inspect", "~nobody-at-all/run"], "an unknown user name"),
-        (["online", "--serve", "8000"], "--serve: online.serve: '8000' names no port"),
-        (["online", "--serve", "127.0.0.1:80000"], "--serve: online.serve: '127.0.0.1:80000' names no port up to"),
+        (["online", "--serve", "8000"], "--serve: online.serve: '8000' is not HOST:PORT"),
+        (["online", "--serve", "127.0.0.1:80000"], "'127.0.0.1:80000' is not HOST:PORT with a port up to 65535"),
+        (["online", "--serve", "http://127.0.0.1:8000"], "'http://127.0.0.1:8000' is not HOST:PORT"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, arguments: list[str], said: str):
