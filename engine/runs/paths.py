@@ -92,4 +92,4 @@ class OnlineFolder:
         self.images = root / "images"
         """Images that were shown to the policy, named by content (`engine.online.store.images`)."""
         self.address = root / "address.json"
-        """The engine's HTTP address, readable only by its owner: `{"url": …, "token_needed": …}`."""
+        """The engine's HTTP address, readable only by its owner: `{"url": …, "certificate": …}`."""

@@ -350,5 +350,5 @@ def _write_address(path: Path, server: AnswerServer) -> bool:
     """Write the engine's address to a file that only its owner can read. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        json.dump({"url": server.url, "token_needed": server.token_needed}, file)
+        json.dump({"url": server.url, "certificate": server.certificate}, file)
     return True

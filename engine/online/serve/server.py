@@ -112,7 +112,7 @@ class AnswerServer:
                 f"{host} can be reached from other machines: set GRPO_TUI_TOKEN to a secret that callers must send, "
                 "or serve on 127.0.0.1"
             )
-        self.token_needed = bool(tokens)
+        self.certificate = certificate and str(certificate.absolute())
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

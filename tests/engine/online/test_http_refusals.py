@@ -17,6 +17,7 @@ import pytest
 from grpo_tui.engine.online.serve.http.guard import is_loopback, parsed
 from grpo_tui.engine.online.serve.http.problems import HttpProblem
 from grpo_tui.engine.online.serve.server import AnswerServer, ServeError, parse_address
+from grpo_tui.tui.app.screens.chat import ChatClient, ServerProblem
 
 from .world import ASK, LIMIT, TOKENS, World
 
@@ -278,4 +279,18 @@ def test_a_socket_over_tls(tmp_path: Path) -> None:
     trusted = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
     assert world.server.url.startswith("https://")
     assert httpx.post(world.server.url + "/v1/chat/completions", json=ASK, verify=trusted).status_code == 200
+    assert _chat(world, tmp_path).models()[0] == "tiny"  # the app trusts the certificate, which names no localhost
     world.close()
+
+
+def _chat(world: World, run: Path) -> ChatClient:
+    client = ChatClient(run)
+    client.address.parent.mkdir(exist_ok=True)
+    url = world.server.url.replace("127.0.0.1", "localhost")
+    client.address.write_text(json.dumps({"url": url, "certificate": world.server.certificate}))
+    return client
+
+
+def test_the_app_without_a_token_says_how_to_set_one(guarded: World, tmp_path: Path) -> None:
+    with pytest.raises(ServerProblem, match="start the app with GRPO_TUI_TOKEN set"):
+        _chat(guarded, tmp_path).models()

@@ -10,6 +10,7 @@ import asyncio
 import http.client
 import json
 import os
+import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 from urllib.error import HTTPError
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 from rich.style import Style
 
@@ -33,7 +34,6 @@ from .base import AppScreen
 T = TypeVar("T")
 TOKEN_VARIABLE = "GRPO_TUI_TOKEN"
 TIMEOUT_S = 180.0
-_OPENER = build_opener(ProxyHandler({}))
 _BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, http.client.HTTPException)
 """Errors of a broken connection, or of a reply that is not from our server."""
 
@@ -93,7 +93,8 @@ class ChatClient:
 
     def _open(self, method: str, path: str, body: Mapping[str, object] | None = None) -> http.client.HTTPResponse:
         try:
-            address = str(json.loads(self.address.read_bytes())["url"]).rstrip("/")
+            found = json.loads(self.address.read_bytes())
+            address, certificate = str(found["url"]).rstrip("/"), found.get("certificate")
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise ServerProblem("this run does not serve over HTTP; start it with --serve HOST:PORT") from error
         headers = {"Content-Type": "application/json"}
@@ -101,11 +102,19 @@ class ChatClient:
             headers["Authorization"] = f"Bearer {token[0]}"
         data = None if body is None else json.dumps(body).encode()
         try:
-            return _OPENER.open(Request(address + path, data, headers, method=method), timeout=TIMEOUT_S)
+            trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # of the server's own certificate, whatever host it names
+            trust.check_hostname = False
+            if certificate is not None:
+                trust.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+                trust.load_verify_locations(certificate)
+            opener = build_opener(ProxyHandler({}), HTTPSHandler(context=trust))
+            return opener.open(Request(address + path, data, headers, method=method), timeout=TIMEOUT_S)
         except HTTPError as error:
             message = f"the server returned status {error.code}"
             with error, suppress(*_BROKEN):
                 message = str(json.loads(error.read())["error"]["message"])
+            if error.code == 401:
+                message = f"the server accepts other tokens: start the app with {TOKEN_VARIABLE} set to one of them"
             raise ServerProblem(message) from error
         except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: a token that no header accepts
             raise ServerProblem(f"the server cannot be reached: {getattr(error, 'reason', error)}") from error
