@@ -100,10 +100,6 @@ class LiveAnswers:
         return sum(row.longest for row in self._jobs if not row.background) < BATCH_TOKENS
 
     @property
-    def unanswered(self) -> list[Request]:
-        return [job.request for row, job in self._jobs.items() if not row.background]
-
-    @property
     def unrecorded(self) -> list[Request]:
         """Unanswered requests, and rows of a file whose votes are being drawn. A restarted run asks them again."""
         return [job.request for row, job in self._jobs.items() if not row.background or job.request.place]

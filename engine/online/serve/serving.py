@@ -104,7 +104,10 @@ class Serving:
 
     def run(self) -> bool:
         """Serve until a stop request (returns False) or until no further request can come (returns True)."""
-        while not self._stopped and (self.source.interrupted or not self._exhausted or self._busy):
+        while not self._stopped:
+            in_progress = self.source.interrupted or self.live.busy or self._to_learn or self._feedback.waits
+            if self._exhausted and not in_progress:
+                break
             self._listen()
             self._take_feedback()
             self.turn(self._take())
@@ -117,7 +120,7 @@ class Serving:
             self._keep()
         self.live.pause()
         self.source.turn_away()
-        for request in self.live.unanswered:
+        for request in self.live.unrecorded:
             request.send(ServerEnds())
         for answer in self._open_turns.due(all_=True):
             self._learn_from(answer)
@@ -131,11 +134,6 @@ class Serving:
         self.enqueuer.close()
         self._keep(force=True)
         return finished
-
-    @property
-    def _busy(self) -> bool:
-        """Whether answers are in progress or waiting for learning."""
-        return self.live.busy or bool(self._to_learn) or self._feedback.waits
 
     @property
     def _idle(self) -> bool:

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_S = 10.0
 """Interval between comments in a waiting stream, which keep proxies from closing it."""
-AWAY_AGAIN_S = 10
-"""`Retry-After` while no rollout server is available."""
-LATENCY_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class ServerMetrics:
@@ -48,7 +45,7 @@ class ServerMetrics:
         self.latency = Histogram(
             "grpo_tui_answer_seconds",
             "Time from the arrival of a question to its answer.",
-            buckets=LATENCY_S,
+            buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
             registry=self.registry,
         )
         self.tokens = Counter(
@@ -180,7 +177,7 @@ class Engine:
         if isinstance(error, ServerEnds):
             raise _ending()
         if isinstance(error, PolicyAway):
-            raise HttpProblem(503, f"{error}. Try again later.", retry_after_s=AWAY_AGAIN_S)
+            raise HttpProblem(503, f"{error}. Try again later.", retry_after_s=10)
         if isinstance(error, RequestDropped):
             raise _timed_out(request)
         if isinstance(error, NotAsWanted):

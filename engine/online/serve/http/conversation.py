@@ -70,19 +70,16 @@ class Uploads:
                 raise HttpProblem(507, f"the image cannot be saved: {error.strerror or error}", param="url") from error
         return str(path.resolve())
 
-    def task(self, task: Mapping[str, object]) -> dict[str, Any]:
-        """Return the task with all images as files that callers may use. Raises HttpProblem.
+    def task(self, value: object, where: str = "task_data", names_files: bool = False) -> Any:
+        """Return a task, or a part of it, with all images as files that callers may use. names_files: its strings are
+        file names. Raises HttpProblem.
 
         The error is the same for existing and missing files, so it reveals nothing about the disk.
         """
-        return self._checked("task_data", task, False)
-
-    def _checked(self, where: str, value: object, names_files: bool) -> Any:
-        """Check a part of a task. names_files: its strings are file names."""
         if isinstance(value, Mapping):
-            return {k: self._checked(f"{where}.{k}", v, k in FILE_KEYS) for k, v in value.items()}
+            return {k: self.task(v, f"{where}.{k}", k in FILE_KEYS) for k, v in value.items()}
         if isinstance(value, list):
-            return [self._checked(where, v, names_files) for v in value]
+            return [self.task(v, where, names_files) for v in value]
         return self._file(where, value) if names_files and isinstance(value, str) else value
 
     def _file(self, where: str, value: str) -> str:
