@@ -97,8 +97,6 @@ def _messages(messages: tuple[Message, ...], read: Callable[[object], tuple[Mess
         return read(messages)
     return tuple(
         replace(m, reward=_number("reward of a message", m.reward), advantage=_number("advantage", m.advantage))
-        if m.reward is not None or m.advantage is not None
-        else m
         for m in messages
     )
 

@@ -42,12 +42,8 @@ def _each(convert: Callable[[Trajectory], dict[str, object]]) -> Write:
 
 
 def _write_lines(path: Path, rows: Iterable[dict[str, object]]) -> int:
-    count = 0
     with path.open("w", encoding="ascii") as file:
-        for row in rows:
-            file.write(json_line(row) + "\n")
-            count += 1
-    return count
+        return sum(1 for row in rows if file.write(json_line(row) + "\n"))
 
 
 def _files(suffix: str, rows: Callable[[Whole, RunInfo], Iterable[dict[str, object]]]) -> Write:
@@ -112,8 +108,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, object]:
     nested = {"task": t["task"], "steps": t["steps"], "extra": t.get("extra") or {}, **{k: row[k] for k in _AS_JSON}}
     flat = {
         **{name: t.get(name) for name in (*_OF_TRAJECTORY, "rollout", "correct")},
-        **{name: row[name] for name in ("n", "step", "split", "policy_version", "advantage")},
-        "reward": row["reward"],
+        **{name: row[name] for name in ("n", "step", "split", "policy_version", "advantage", "reward")},
         "step_advantages": [float(a) for a in row["step_advantages"]],
         "actions": [s["action"] or "?" for s in t["steps"]],
         "penalties": penalties,

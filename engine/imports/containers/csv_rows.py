@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from ..errors import DumpError
-from .base import HEAD, MAX_DOCUMENT, Container, FoundDocument, cached_by_file
+from .base import HEAD, MAX_DOCUMENT, Container, FoundDocument
 
 csv.field_size_limit(MAX_DOCUMENT)
 _NAME = re.compile(r"[\w ./:()\[\]?%#&+,'*-]{0,80}")
@@ -56,10 +56,9 @@ class CsvRows(Container):
         )
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[FoundDocument]:
-        header, begin, delimiter = _header_of(path)
-        offset = max(after, begin)
         with open(path, "rb") as file:
-            file.seek(offset)
+            header, begin, delimiter = _header(file.read(HEAD))
+            offset = file.seek(max(after, begin))
             try:
                 for values, length in _rows(file, delimiter):
                     line += 1
@@ -113,9 +112,3 @@ def _header(head: bytes) -> tuple[tuple[str, ...], int, str]:
         if len(names) > len(best[0]):
             best = tuple(" ".join(name.split()) for name in names), offset + length, delimiter
     return best
-
-
-@cached_by_file(maxsize=16)
-def _header_of(path: Path) -> tuple[tuple[str, ...], int, str]:
-    with open(path, "rb") as file:
-        return _header(file.read(HEAD))

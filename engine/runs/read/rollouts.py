@@ -17,7 +17,7 @@ from ..notes import Note
 from ..schema import AMONG
 from ..search import filters, histogram
 from ..search.query import EVERYTHING, Query, Selection, match_expression
-from ..search.views import Count, Dense, View, open_view
+from ..search.views import Count, Dense, SortedView, View, open_view
 from ..types import TrajectoryRow
 from .groups import GroupList
 from .record import Record
@@ -166,7 +166,8 @@ class Rollouts:
         view, db = self._view(Query(query.filter, query.search)), self._record.db
         if db is None:
             return histogram.Histogram()
-        return histogram.of(db, selection, view.numbers(), self._record.extent()[0], column, bins)
+        numbers = [n for _, _, n in view.keys] if isinstance(view, SortedView) else None
+        return histogram.of(db, selection, numbers, self._record.extent()[0], column, bins)
 
     def per_step(self, query: Query = EVERYTHING) -> dict[int, int]:
         """Return the number of matches per training step. Rollouts without a step are left out."""

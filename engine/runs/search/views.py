@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
 
 from ..columns import SORTS
 from ..errors import FilterError
@@ -36,11 +35,14 @@ def key_of(value: float | None, n: int) -> Key:
     return (0, 0.0, n) if value is None else (1, value, n)
 
 
-def beyond(column: str, start: Key | None, ascending: bool) -> list[tuple[str, tuple[object, ...]]]:
-    """Return the conditions for rows beyond a key in an order, ties first. Each condition is one range of the index."""
+def beyond(column: str, start: Key | None, ascending: bool, n_is: str = "n") -> list[tuple[str, tuple[object, ...]]]:
+    """Return the conditions for rows beyond a key in an order, ties first. Each condition is one range of the index.
+    `n_is`: the name of n in the query."""
     if start is None:
         return [("1", ())]
     present, value, n = start
+    if column == "n":
+        return [(f"{n_is} {'>' if ascending else '<'} ?", (n,))]
     if ascending:
         if not present:
             return [(f"{column} IS NULL AND n > ?", (n,)), (f"{column} IS NOT NULL", ())]
@@ -97,10 +99,6 @@ class Dense:
             return None
         return self.last_n - n if self.descending else n - 1
 
-    def numbers(self) -> Sequence[int] | None:
-        """Return all numbers if the view lists them, else None."""
-        return None
-
     def grown(self, last_n: int) -> View:
         """Return the view of trajectories up to `last_n`. This is cheap if there are no new ones."""
         self.last_n = last_n
@@ -121,13 +119,6 @@ class _Ordered:
     def _key_of(self, n: int) -> Key | None:
         row = self.db.one(f"SELECT {self.sort} FROM rows WHERE n = ?", (n,))
         return None if row is None else key_of(row[0], n)
-
-    def _found_after(self, after: int) -> list[Key] | None:
-        """Return the keys of the matches after a number, unsorted; None if there are more than `SMALL`."""
-        source, params, n = self.selection.source()
-        sql = f"SELECT {self.sort}, n {source} AND {n} > ? LIMIT ?"
-        found = self.db.all(sql, (*params, after, SMALL + 1))
-        return None if len(found) > SMALL else [key_of(v, i) for v, i in found]
 
 
 class SortedView(_Ordered):
@@ -162,17 +153,16 @@ class SortedView(_Ordered):
             return None
         return len(self.keys) - 1 - index if self.descending else index
 
-    def numbers(self) -> Sequence[int] | None:
-        return [n for _, _, n in self.keys]
-
     def grown(self, last_n: int) -> View:
         """Insert the new matches. Return a `Walked` view if there are too many."""
         if last_n == self.last_n:
             return self
-        found = self._found_after(self.last_n)
-        if found is None or len(self.keys) + len(found) > SMALL:
+        source, params, n = self.selection.source()
+        sql = f"SELECT {self.sort}, n {source} AND {n} > ? LIMIT ?"
+        found = self.db.all(sql, (*params, self.last_n, SMALL + 1))
+        if len(self.keys) + len(found) > SMALL:
             return Walked(self.db, self.selection, self.sort, self.descending, last_n)
-        self.keys, self.last_n = sorted([*self.keys, *found]), last_n
+        self.keys, self.last_n = sorted([*self.keys, *(key_of(v, i) for v, i in found)]), last_n
         return self
 
 
@@ -247,16 +237,13 @@ class Walked(_Ordered):
         position = 0
         try:
             with self.db.limit(COUNT_SECONDS):
-                for condition, more in self._beyond(key, self.descending, name):
+                for condition, more in beyond(self.sort, key, self.descending, name):
                     row = self.db.one(f"SELECT count(*) {source} AND ({condition})", (*params, *more))
                     position += row[0] if row else 0
         except OutOfTime:
             return None
         self._anchors[position + 1] = key
         return position
-
-    def numbers(self) -> Sequence[int] | None:
-        return None
 
     def grown(self, last_n: int) -> View:
         """Forget neighbours that may have changed, and continue the count."""
@@ -281,11 +268,6 @@ class Walked(_Ordered):
         except OutOfTime:
             return Count.of(max(known, SMALL + 1), exact=False)
 
-    def _beyond(self, start: Key | None, ascending: bool, name: str) -> list[tuple[str, tuple[object, ...]]]:
-        if self.sort != "n":
-            return beyond(self.sort, start, ascending)
-        return [("1", ())] if start is None else [(f"{name} {'>' if ascending else '<'} ?", (start[2],))]
-
     def _walk(self, start: Key | None, ascending: bool, limit: int, skip: int) -> list[Key]:
         """Return the next `limit` keys after `start` (exclusive) in a direction, skipping the first `skip`."""
         if limit <= 0:
@@ -293,7 +275,7 @@ class Walked(_Ordered):
         if self.sort == "n":
             source, params, n = self.selection.source()
             order = "ASC" if ascending else "DESC"
-            ((condition, more),) = self._beyond(start, ascending, n)
+            ((condition, more),) = beyond(self.sort, start, ascending, n)
             sql = f"SELECT {n} {source} AND {condition} ORDER BY {n} {order} LIMIT ? OFFSET ?"
             return [key_of(i, i) for (i,) in self.db.all(sql, (*params, *more, limit, skip))]
         try:
