@@ -22,7 +22,7 @@ SHARE_INDEXED = (
 """The query for the share of the files' bytes that is indexed."""
 NO_FORMAT = "no known format"
 """The reason for skipping a document that may not be a rollout at all."""
-_ASKED = "search.asked"
+ASKED = "search.asked"
 _STOPPED = ".ended"
 _REASON_BYTES = 200
 
@@ -30,12 +30,7 @@ _REASON_BYTES = 200
 def ask_for_text(folder: Path) -> None:
     """Request the texts of all rollouts."""
     with contextlib.suppress(OSError):  # a cache that cannot be written has no index to continue
-        (folder / _ASKED).touch()
-
-
-def text_is_asked_for(folder: Path) -> bool:
-    """Return whether somebody has searched this dump."""
-    return (folder / _ASKED).exists()
+        (folder / ASKED).touch()
 
 
 @contextlib.contextmanager

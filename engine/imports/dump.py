@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import cache, partial
 from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -34,9 +34,10 @@ def formats_of(options: Options) -> tuple[Format, ...]:
     Raises DumpError if a file of the user cannot be used.
     """
     custom = [_loaded(path, partial(_module, Path(path))) for path in options.importers]
-    custom += [_loaded(entry.value, entry.load) for entry in _installed(tuple(map(_state, sys.path)))]
+    custom += [_loaded(entry.value, entry.load) for entry in _installed()]
     if options.keys:
-        custom.append(GENERIC.with_keys(options.keys))
+        own = {role: (key, *GENERIC.keys.get(role, ())) for role, key in options.keys.items()}
+        custom.append(replace(GENERIC, keys={**GENERIC.keys, **own}))
     return (*custom, *FORMATS)
 
 
@@ -136,19 +137,9 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def _state(folder: str) -> tuple[str, int, int]:
-    """Return what changes when a package is installed in a folder of `sys.path`."""
-    try:
-        found = os.stat(folder or ".")
-    except OSError:
-        return folder, 0, 0
-    return folder, found.st_ino, found.st_mtime_ns
-
-
-@lru_cache(1)
-def _installed(path: tuple[tuple[str, int, int], ...]) -> EntryPoints:
-    """Return the importers of installed packages. The search reads a file of every package, so it is done again only
-    when `path`, the states of `sys.path`, differs."""
+@cache
+def _installed() -> EntryPoints:
+    """Return the importers of installed packages. The search reads a file of every package."""
     return entry_points(group="grpo_tui.importers")
 
 

@@ -105,24 +105,17 @@ class Origin:
             return "eval"
         return "eval" if any(_OF_EVALS.search(f) for f in (*folders, Path(name).stem)) else ""
 
-    def beside(self, name: str) -> Document:
-        """Return a small JSON file in the same folder (or at `../name`), or an empty object."""
-        return side_file(self.path.parent / name)
-
-    def text_beside(self, name: str) -> str:
-        """Return the text of a small file in the same folder, or an empty string."""
-        return _side_bytes(self.path.parent / name).decode("utf-8", "replace").strip()
-
 
 @lru_cache(maxsize=16)  # one file may have megabytes
 def side_file(path: Path) -> Document:
     """Return a small JSON file, or an empty object."""
-    return mapping(parsed(_side_bytes(path).decode("utf-8", "replace")))
+    return mapping(parsed(side_text(path)))
 
 
-def _side_bytes(path: Path) -> bytes:
-    """Return the bytes of a small file, and no bytes for a large file, a missing file, or a pipe."""
+def side_text(path: Path) -> str:
+    """Return the text of a small file, and an empty text for a large file, a missing file, or a pipe."""
     try:
-        return path.read_bytes() if path.is_file() and path.stat().st_size <= 16 << 20 else b""
+        small = path.is_file() and path.stat().st_size <= 16 << 20
+        return path.read_bytes().decode("utf-8", "replace") if small else ""
     except OSError:
-        return b""
+        return ""

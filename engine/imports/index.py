@@ -107,6 +107,7 @@ def _actions(db: Connection, step: int, split: str) -> dict[str, float]:
 
 
 _TEXTS = 64
+_HOLDS_ROWS = "SELECT 1 FROM places WHERE source = ?1 UNION SELECT 1 FROM amendments WHERE source = ?1 LIMIT 1"
 
 
 class Indexer(AbstractContextManager["Indexer"]):
@@ -148,7 +149,7 @@ class Indexer(AbstractContextManager["Indexer"]):
         last = self.store.last_n()
         done = int(self.tables.meta("searchable") or 0)
         size = int(self.tables.meta("searchable_bytes") or 0)
-        whole = whole or coverage.text_is_asked_for(self.folder)
+        whole = whole or (self.folder / coverage.ASKED).exists()
         while done < last and (whole or size < coverage.UNASKED_TEXT):
             if until is not None and time.monotonic() > until:
                 return True
@@ -285,7 +286,7 @@ class Indexer(AbstractContextManager["Indexer"]):
                     (sealed, *stat_of(sealed), path),
                 )
                 known[sealed] = (*known.pop(path)[:1], "json lines in zstd", *stat_of(sealed), 0, None)
-            elif self.tables.holds_rows(known[path][0]):
+            elif self.tables.one(_HOLDS_ROWS, known[path][0]):
                 self.tables.forget()
                 return self._look_at_files()
             else:

@@ -303,7 +303,6 @@ class FilePart:
             record.set_meta("measured", "")
 
     def _write_counts(self) -> None:
-        """Update the counts of formats, missing values and words, and write the problems."""
         db = self.store.db
         db.executemany(
             "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT (format) DO UPDATE SET "

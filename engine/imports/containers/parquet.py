@@ -74,7 +74,6 @@ class Parquet(Container):
 
 
 def _batches(path: Path) -> Iterator[Any]:
-    """Yield the batches of a file with the installed reader."""
     _check_footer(path)
     try:
         from arro3.io import read_parquet

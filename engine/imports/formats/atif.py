@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import chain
 
-from ..format import Documents, Origin
+from ..format import Documents, Origin, side_file, side_text
 from ..mapped import at, plain, scores
 from ..messages import call, conversation, message, split
 from ..rollout import Item, Message, Rollout, Score
@@ -28,7 +28,8 @@ _OF_THE_TRIAL = {"reward": "the reward belongs to the trial and is shown at its 
 
 def _open(document: Document, origin: Origin) -> Iterable[Item]:
     """Yield the rollout, and one more per subagent trajectory inside it."""
-    result = origin.beside("../result.json") or origin.beside("result.json")
+    folder = origin.path.parent
+    result = side_file(folder.parent / "result.json") or side_file(folder / "result.json")
     rollout = _trajectory(document, text(result.get("trial_name")))
     part = _PART.search(origin.path.stem)
     if part is not None:
@@ -94,8 +95,8 @@ def _of_trial(rollout: Rollout, result: Document, rewards: Mapping[str, Score], 
 
 def _rewards(result: Document, origin: Origin) -> dict[str, Score]:
     """Return the verifier's scores by name, from the result (one number in old versions) or its files."""
-    folders = ("../verifier", "verifier")
-    files = ((origin.beside(f"{f}/reward.json"), origin.text_beside(f"{f}/reward.txt")) for f in folders)
+    folders = [folder / "verifier" for folder in (origin.path.parent.parent, origin.path.parent)]
+    files = ((side_file(folder / "reward.json"), side_text(folder / "reward.txt")) for folder in folders)
     for several, one in chain([(at(result, "verifier_result.rewards"), at(result, "verifier_result.reward"))], files):
         if found := scores(several):
             return found

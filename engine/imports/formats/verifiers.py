@@ -12,7 +12,7 @@ from functools import partial
 
 from ..containers.base import TO_ITS_END
 from ..convert import is_judge
-from ..format import Documents, Origin
+from ..format import Documents, Origin, side_file
 from ..mapped import Mapped, at, mean, plain, scores
 from ..messages import error_text, message
 from ..rollout import Amendment, Expected, Item, Message, Named, Rollout, Score
@@ -115,7 +115,7 @@ STREAM_INDEX = Documents(
 
 def _of_results(rollout: Rollout, document: Document, origin: Origin) -> Rollout:
     """Add the run description from `metadata.json`. Counts and times become columns, other metrics components."""
-    about = origin.beside("metadata.json")
+    about = side_file(origin.path.parent / "metadata.json")
     usage = mapping(document.get("token_usage"))
     values = {name: score.value for name, score in rollout.components.items()}
     counted = [k for k in values if k.startswith("num_") or k.endswith(("_calls", "_ms"))]
