@@ -39,7 +39,9 @@ def call(value: object) -> Call:
         name = inner
     arguments: object = next((source[k] for k in ("arguments", "args", "input", "parameters") if k in source), None)
     problem = text(data.get("parse_error"))
-    if isinstance(arguments, str):
+    if name == "python_interpreter" and isinstance(arguments, str):  # smolagents
+        arguments = {"code": arguments}
+    elif isinstance(arguments, str):
         read = parsed(arguments) if arguments.strip() else {}
         if read is None and arguments.strip() != "null":
             problem = problem or "the arguments are not JSON"

@@ -161,7 +161,7 @@ def _tools(rollout: Rollout) -> tuple[ToolSpec, ...]:
 
 def _tool(declared: Document) -> ToolSpec:
     schema = next((s for key in ("parameters", "input_schema") if (s := mapping(declared.get(key)))), {})
-    arguments = {"properties": schema.get("properties"), "required": listed(schema.get("required"))}
+    arguments = {**schema, "required": listed(schema.get("required"))}
     found = tool_of_schema(str(declared.get("name") or "?"), None, arguments)
     return replace(found, description=text(declared.get("description")) or "")
 

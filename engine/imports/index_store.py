@@ -12,7 +12,7 @@ from ..runs.paths import DATABASE
 from ..runs.write.store import RecordStore
 from .groups import DumpGroups
 
-VERSION = "20"
+VERSION = "21"
 """The version of these tables. An index of another version is rebuilt."""
 PROBLEMS = 100
 """The maximum number of reported problems. Ten times as many are stored."""
@@ -104,10 +104,6 @@ class IndexStore:
         return self.one(
             "SELECT path FROM sources WHERE done AND container = 'json lines' AND position < size ORDER BY id LIMIT 1"
         )
-
-    def holds_rows(self, source: int) -> bool:
-        tables = ("places", "amendments")
-        return any(self.one(f"SELECT 1 FROM {table} WHERE source = ? LIMIT 1", source) for table in tables)
 
     def look_for_expected(self) -> None:
         """Note whether some rows come only from the writer's own index. Reset `replaced`: open lists are up to date."""

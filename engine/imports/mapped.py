@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal
 
 from .containers.csv_rows import CsvRow
 from .format import Origin
-from .messages import completion, conversation, error_text, langchain, message, split
+from .frameworks import langchain
+from .messages import completion, conversation, error_text, message, split
 from .rollout import Item, Message, Rollout, Score
 from .values import Document, mapping, number, objects, text, whole
 
@@ -160,10 +161,6 @@ class Mapped:
             about = langchain(system) if isinstance(system, Mapping) else {"content": system}
             prompt = (message({**about, "role": "system"}), *prompt)
         return prompt, answers
-
-    def with_keys(self, keys: Mapping[str, str]) -> Mapped:
-        """Return this format with the user's keys in first place."""
-        return replace(self, keys={**self.keys, **{r: (k, *self.keys.get(r, ())) for r, k in keys.items()}})
 
     def first(self, document: Document, role: str) -> Any:
         return self._plan(tuple(document)).first(document, role)

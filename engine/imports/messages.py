@@ -14,6 +14,7 @@ from ...envs.trajectory import DISPLAYS
 from .calls import call as call
 from .calls import error_text as error_text
 from .calls import with_text_calls
+from .frameworks import LANGCHAIN, as_openai, langchain
 from .rollout import Call, Display, Message
 from .templates import ROLES, answers, flat, joined
 from .values import Document, listed, mapping, number, parsed, text
@@ -27,38 +28,36 @@ _PARTS = frozenset([*_CALLS, "text", "output_text", "thinking", "redacted_thinki
 """Types of message parts. A list of parts is one message. A `function_call` may be a Responses item instead."""
 
 
-def conversation(value: object) -> tuple[Message, ...]:
-    """Read a list of messages in any of these shapes. A bare text is one user message."""
+def conversation(value: object, role: str = "user") -> tuple[Message, ...]:
+    """Read a list of messages in any of these shapes. A bare text is one message of `role`."""
     if isinstance(value, (str, bool, int, float)):
-        return conversation(items) if (items := _messages_in(value)) else flat(text(value) or "", "user")
+        read = completion if role == "assistant" else conversation
+        return read(items) if (items := _messages_in(value)) else flat(text(value) or "", role)
     if isinstance(value, Mapping):
         value = langchain(value)
         if (inner := _inner_list(value)) is not None:
             return conversation(inner)
-        if value and not value.keys() & _SPOKEN:  # the question itself is an object
-            texts = list(value.values()) if len(value) == 1 else [value]
-            return (Message("user", text(texts[0]) or ""),)
-        return (message(value),)
+        if not value.keys() & _SPOKEN:  # the question or the answer itself is an object
+            only = next(iter(value.values())) if len(value) == 1 and role == "user" else value
+            return (Message(role, text(only) or ""),) if value else ()
+        result = message(value)
+        return (replace(result, role=role) if result.role == "user" and "role" not in value else result,)
     found: list[Message] = []
-    for item in listed(value):
+    for item in as_openai(listed(value)):
         if isinstance(item, list):  # LangChain wraps the messages of a call in another list
             found.extend(conversation(item))
         elif isinstance(item, Mapping):
-            item = langchain(item)
             stop = item.get("finish_reason", item.get("finishReason"))
             said = item.get("message", item.get("content"))
             if isinstance(said, Mapping) and ("message" in item or "parts" in said):  # a choice, or Gemini's candidate
-                item = langchain(said)
+                item = {**langchain(said), **({"finish_reason": stop} if stop else {})}
             elif stop is not None and "text" in item and "role" not in item:  # a choice of the older completions
                 item = {**item, "role": "assistant"}
             if not item.keys() & {"role", "type"} and (inner := _inner_list(item)) is not None:  # an API response
                 found.extend(conversation(inner))
                 continue
             other = next((turns for read in _OTHERS if (turns := read(item)) is not None), None)
-            turns = answers(message(item)) if other is None else other
-            if isinstance(stop, str) and turns and turns[-1].is_agent:
-                turns = (*turns[:-1], replace(turns[-1], stop=stop))
-            found.extend(turns)
+            found.extend(answers(message(item)) if other is None else other)
         elif isinstance(item, str):
             found.extend(conversation(item))
     return joined(found)
@@ -117,39 +116,8 @@ _SPOKEN = frozenset(
 )
 """Keys of a message."""
 _ENTRY = frozenset(["role", "from", "lc"])
-_LANGCHAIN = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "system": "system", "tool": "tool"}
-_TYPES = _PARTS | _LANGCHAIN.keys() | {"message", "reasoning", "function_call", "function_call_output"}
+_TYPES = _PARTS | LANGCHAIN.keys() | {"message", "reasoning", "function_call", "function_call_output"}
 """Types of messages without a role."""
-
-
-def langchain(item: Document) -> Document:
-    """Rewrite a message of Gemini or of LangChain (serialised, dumped, or `{"type", "data"}`) as an OpenAI message."""
-    if isinstance(parts := item.get("parts"), list) and "content" not in item:
-        return {**item, "content": [_gemini(part) if isinstance(part, Mapping) else part for part in parts]}
-    if isinstance(item.get("kwargs"), Mapping) and "lc" in item:
-        item = item["kwargs"]
-    elif isinstance(item.get("data"), Mapping) and item.get("type") in _LANGCHAIN and "content" in item["data"]:
-        item = {"type": item["type"], **item["data"]}
-    if "role" in item or item.get("type") not in _LANGCHAIN or "content" not in item:
-        return item
-    about = item.get("response_metadata")
-    stop = (about.get("finish_reason") or about.get("stop_reason")) if isinstance(about, Mapping) else None
-    return {**item, "role": _LANGCHAIN[item["type"]], "finish_reason": stop or item.get("finish_reason")}
-
-
-def _gemini(part: Document) -> Document:
-    """Return a part of a Gemini message with its type, as Anthropic writes it."""
-    for key, value in part.items() if "type" not in part else ():
-        match key.replace("_", "").lower(), value:
-            case "functioncall", {}:
-                return {"type": "tool_use", **value}
-            case "functionresponse", {}:
-                return {"type": "tool_result", **value}
-            case "inlinedata" | "filedata", {}:
-                return {"type": str(value.get("mimeType") or value.get("mime_type")).partition("/")[0]}
-            case "thought", True:
-                return {"type": "thinking", "thinking": part.get("text")}
-    return part
 
 
 def displays(value: object) -> tuple[Display, ...]:
@@ -168,24 +136,14 @@ def displays(value: object) -> tuple[Display, ...]:
 
 def completion(value: object) -> tuple[Message, ...]:
     """Read a completion: a conversation, or text that the policy begins."""
-    if isinstance(value, (str, bool, int, float)):
-        return completion(items) if (items := _messages_in(value)) else flat(text(value) or "", "assistant")
-    if isinstance(value, Mapping):
-        value = langchain(value)
-        if (inner := _inner_list(value)) is not None:
-            return conversation(inner)
-        if not value.keys() & _SPOKEN:  # the answer itself is an object
-            return (Message("assistant", text(value) or ""),)
-        result = message(value)
-        return (replace(result, role="assistant") if result.role == "user" and "role" not in value else result,)
-    parts = listed(value)
+    parts = [] if isinstance(value, str) else listed(value)
     if parts and all(isinstance(p, int | float) for p in parts):  # the answer itself is a list
         return (Message("assistant", text(value) or ""),)
     if parts and all(isinstance(p, str) for p in parts):
         return tuple(turn for part in parts for turn in completion(part))
     if parts and all(isinstance(p, Mapping) and "role" not in p and p.get("type") in _PARTS for p in parts):
         return (message({"role": "assistant", "content": parts}),)
-    return conversation(value)
+    return conversation(value, "assistant")
 
 
 def split(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
@@ -208,7 +166,7 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
         if not isinstance(part, Mapping):
             texts.append(text(part) or "")
             continue
-        kind = part.get("type")
+        kind = part.get("type") or part.get("media_type")
         if kind in ("reasoning", "thinking"):
             thoughts.append(text(part.get("reasoning") or part.get("thinking") or part.get("content")) or "")
         elif kind in _CALLS:
@@ -220,7 +178,7 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
             inner = part.get("response", part.get("result", part.get("content")))
             texts.append(_content(inner)[0] if isinstance(inner, (list, Mapping)) else text(inner) or "")
             error = error or ("the tool failed" if part.get("is_error") is True else None)
-        elif (shown := str(kind).removeprefix("input_").removesuffix("_url")) in ("image", "video", "audio"):
+        elif (shown := str(kind).removeprefix("input_").removesuffix("_url").partition("/")[0]) in _MEDIA:
             texts.append(f"[{shown}]")
         elif part.get("text") is not None or part.get("content") is not None:
             inner = part.get("text") if part.get("text") is not None else part.get("content")
@@ -232,6 +190,7 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
     return "\n".join(texts), "\n".join(thoughts), tuple(calls), error
 
 
+_MEDIA = ("image", "video", "audio")
 CHOICES = ("choices", "candidates")
 """Keys of the answers to one request."""
 

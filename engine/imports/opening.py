@@ -86,20 +86,18 @@ def _nothing_found(dump: Path, summary: dict[str, Any], torn: str | None) -> str
 
 def _strange(dump: Path) -> str:
     """Return a sentence about a dump in which no document is recognised: the kind of a file, or the first keys."""
-    keys: list[str] = []
-    read = False
+    documents: list[object] = []
     for path in files_of(dump)[:16]:
         with suppress(DumpError, OSError):
             container = container_of(path)
             found = None if container is None else next(iter(container.open(path)), None)
-            if found is None and (kind := kind_of(path)):
+            if found is not None:
+                is_member = isinstance(found.document, dict) and found.document.keys() == {"member", "document"}
+                documents.append(found.document["document"] if is_member else found.document)
+            elif kind := kind_of(path):
                 return f"nothing in {dump} can be opened: {path.name} is {kind}"
-            read = read or found is not None
-            document = found.document if found is not None else None
-            if isinstance(document, dict) and not keys:
-                document = document["document"] if document.keys() == {"member", "document"} else document
-                keys = [str(key)[:30] for key in list(document)[:8]] if isinstance(document, dict) else []
-    if not read:
+    keys = next(([str(key)[:30] for key in list(each)[:8]] for each in documents if isinstance(each, dict)), [])
+    if not documents:
         kinds = "JSON, JSON lines, CSV with a header row, parquet, zip or SQLite"
         return f"nothing in {dump} is a rollout: it is not {kinds}; write one of them, see docs/importing.md"
     named = f" (the first keys are {', '.join(keys)})" if keys else ""

@@ -12,6 +12,7 @@ from .rollout import Message
 ROLES = {
     "human": "user",
     "gpt": "assistant",
+    "gemini": "assistant",
     "model": "assistant",
     "ai": "assistant",
     "agent": "assistant",
@@ -159,7 +160,7 @@ def joined(found: Sequence[Message]) -> tuple[Message, ...]:
         only_calls = bool(message.calls) and not message.text and not message.thought
         after_thought = last is not None and bool(last.thought) and not last.text and not last.calls
         # an entry with only calls, or one that follows a bare thought, continues the previous turn
-        if last is not None and last.is_agent and message.is_agent and (only_calls or after_thought):
+        if last and last.is_agent and message.is_agent and last.name == message.name and (only_calls or after_thought):
             result[-1] = replace(
                 last,
                 text=last.text or message.text,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import DumpError
-from . import csv_rows, json_file, json_lines, packed_lines, parquet, scalar_logs, session, sqlite, zip_file
+from . import csv_rows, json_file, packed_lines, parquet, scalar_logs, session, sqlite, zip_file
 from .base import HEAD, MAX_DOCUMENT, Container
 
 CONTAINERS: tuple[Container, ...] = (
@@ -18,7 +18,7 @@ CONTAINERS: tuple[Container, ...] = (
     packed_lines.GzipLines(),
     session.SessionFile(),
     json_file.JsonFile(),
-    json_lines.JsonLines(),
+    json_file.JsonLines(),
     csv_rows.CsvRows(),
 )
 BY_NAME = {container.name: container for container in CONTAINERS}
@@ -46,6 +46,8 @@ def kind_of(path: Path) -> str:
     string for another file."""
     with open(path, "rb") as file:
         head = file.read(16)
+    if not head:
+        return "empty"
     return next((kind for magic, kind in _FOREIGN.items() if head.startswith(magic)), "")
 
 
@@ -63,7 +65,7 @@ def container_of(path: Path) -> Container | None:
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DumpError(f"{path}: it is text in UTF-16; write it as UTF-8")
     found = next((c for c in CONTAINERS if c.detect(head)), None)
-    if isinstance(found, json_lines.JsonLines) and b"\n" not in head:
+    if isinstance(found, json_file.JsonLines) and b"\n" not in head:
         with open(path, "rb") as file:
             if json_file.is_long_line(file):
                 return BY_NAME["json"]

@@ -21,8 +21,7 @@ from typing import Any, BinaryIO
 from ...runs.zstd import ZstdError, ZstdFile
 from ..errors import DumpError
 from .base import HEAD, MAX_DOCUMENT, TO_ITS_END, Container, FoundDocument, begins_json, cached_by_file, loads, stat_of
-from .json_file import JsonFile, begins_list, found_whole, is_cut, is_long_line, items, loaded_or_mended
-from .json_lines import lines
+from .json_file import JsonFile, begins_list, found_whole, is_cut, is_long_line, items, lines, loaded_or_mended
 from .session import SessionFile
 
 MAX_TEXT = 16 << 30

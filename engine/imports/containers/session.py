@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..errors import DumpError
+from ..frameworks import as_openai
 from .base import MARK, Container, FoundDocument, cached_by_file, loads
-from .json_file import items
-from .json_lines import lines
+from .json_file import items, lines
 
 MAX_BYTES = 256 << 20
-_LIST = ("role", "source", "kind", "type")
+_LIST = ("role", "source", "kind", "type", "parts", "task")
 _SHOWN = 32
 
 
@@ -61,7 +61,7 @@ def is_session(entries: list[object]) -> bool:
     codex = known[0].get("type") == "session_meta" or (
         "instructions" in known[0] and "timestamp" in known[0] and "id" in known[0]
     )
-    return codex or is_simple(known[0]) or any(map(is_claude, known))
+    return codex or is_simple(known[0]) or "projectHash" in known[0] or any(map(is_claude, known))
 
 
 def is_simple(entry: Mapping[str, object]) -> bool:
@@ -91,8 +91,8 @@ def is_entry(item: object) -> bool:
     """Return whether an item of a list is a message or an OpenHands event."""
     if not isinstance(item, Mapping):
         return False
-    if isinstance(item.get("role"), str):
-        return "content" in item or "tool_calls" in item
+    if any(isinstance(m.get("role"), str) and m.keys() & {"content", "tool_calls"} for m in as_openai([item])):
+        return True
     event = isinstance(item.get("source"), str) and ("action" in item or "observation" in item or "kind" in item)
     return event or (item.get("from") in ("human", "gpt", "system") and "value" in item)
 

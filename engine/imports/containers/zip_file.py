@@ -14,7 +14,7 @@ from typing import Any
 from ...runs.zstd import ZstdError
 from ..errors import DumpError
 from .base import MAX_DOCUMENT, Container, FoundDocument, begins_json, cached_by_file, loads
-from .json_lines import lines
+from .json_file import lines
 
 if sys.version_info >= (3, 14):
     import zipfile

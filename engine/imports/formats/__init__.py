@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..format import Format
-from .agents import MINI_SWE_AGENT, RLLM, SWE_AGENT
+from .agents import MINI_SWE_AGENT, RLLM, SMOLAGENTS, SWE_AGENT
 from .atif import ATIF, HARBOR
 from .batches import BATCH, REQUESTS
 from .evaluations import HARNESS, PROMPTFOO, TAU, TAU2, TERMINAL_BENCH
@@ -30,7 +30,7 @@ FORMATS: tuple[Format, ...] = (
     *(ATIF, HARBOR),
     ART,
     OPENENV,
-    *(MINI_SWE_AGENT, SWE_AGENT),
+    *(MINI_SWE_AGENT, SWE_AGENT, SMOLAGENTS),
     NEMO_RL,
     TRACKIO,
     RLLM,

@@ -1,4 +1,4 @@
-"""Records of agent runs: mini-swe-agent, SWE-agent, rLLM."""
+"""Records of agent runs: mini-swe-agent, SWE-agent, smolagents, rLLM."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ def _mini_messages(value: object) -> tuple[Message, ...]:
 
 
 def _action(action: Document) -> Call:
-    """Read a shell command, with the id of its call if there is one."""
     arguments = {k: v for k, v in action.items() if k not in ("tool_call_id", "tool")}
     return Call(str(action.get("tool") or "bash"), arguments, str(action.get("tool_call_id") or ""))
 
@@ -118,6 +117,20 @@ SWE_AGENT = Mapped(
     read_prompt=_before_the_agent,
     read_completion=_swe_steps,
     finish=_swe_trial,
+)
+
+# ---------------------------------------------------------------------------------------------------------- smolagents
+
+SMOLAGENTS = Mapped(
+    name="smolagents run",
+    needs=("steps", "state", "timing"),
+    keys={
+        "messages": ("steps",),
+        "answer": ("output",),
+        "stop": ("state",),
+        "token_count": ("token_usage.total_tokens",),
+        "seconds": ("timing.duration",),
+    },
 )
 
 # ---------------------------------------------------------------------------------------------------------------- rLLM

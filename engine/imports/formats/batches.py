@@ -75,7 +75,7 @@ BATCH = Documents(
     _ROW.name,
     lambda document, origin: [rollout_of(with_request(document, origin), origin)],
     when=_answered,
-    unknown={"prompt": "no file beside it holds a request with its id", "group": "no group is written"},
+    unknown={"prompt": "no file in its folder, or in one next to it, has its request", "group": "no group is written"},
 )
 
 
@@ -113,7 +113,7 @@ def with_request(document: Document, origin: Origin) -> Document:
     folder = origin.path.parent
     places = _requests_in(folder).get(name, [])
     if not places and folder != origin.root and origin.root in folder.parents:
-        beside = [folder.parent, *(path for path in folder.parent.iterdir() if path.is_dir())]
+        beside = [folder.parent, *(path for path in folder.parent.glob("*") if path.is_dir())]
         places = [place for path in beside for place in _requests_in(path).get(name, [])]
     alike = [place for place in places if _words(place[0]) == _words(origin.path)]
     found: list[Document] = []
@@ -134,7 +134,7 @@ def _requests_in(folder: Path) -> dict[str, list[tuple[Path, str, FoundDocument]
     """Return the places of the requests in the files of a folder by name. Only packed ones stay in memory, because
     finding them again takes long."""
     found: dict[str, list[tuple[Path, str, FoundDocument]]] = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.glob("*")):
         with suppress(DumpError, OSError):
             if (container := container_of(path)) is None:
                 continue

@@ -95,8 +95,12 @@ def _of_harness(rollout: Rollout, document: Document, origin: Origin) -> Rollout
     verdict = next((values[n].value for n in ("exact_match", "acc") if n in values), None)
     extra = {k: v for k, v in rollout.extra.items() if k not in names}
     prompt = rollout.prompt or conversation(next((a[0] for a in listed(document["arguments"]) if listed(a)), None))
+    task = _TASK.sub("", origin.path.name)
     return replace(
         rollout,
+        prompt_id=f"{task}:{rollout.prompt_id}",
+        group=f"{task}:{rollout.prompt_id}",
+        env=task,
         prompt=prompt,
         completion=tuple(m for r in wrote[:1] for m in completion(r)),
         answer=text(next((r for r in listed(document.get("filtered_resps")) if isinstance(r, str)), None)),
@@ -107,6 +111,8 @@ def _of_harness(rollout: Rollout, document: Document, origin: Origin) -> Rollout
     )
 
 
+_TASK = re.compile(r"\Asamples_|_\d{4}-\d\d-\d\dT.*|\.jsonl.*")
+"""The parts of a file's name besides the task, which samples do not name."""
 _HARNESS = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "doc_hash", "prompt_hash", "target_hash")
 HARNESS = Mapped(
     name="lm-eval-harness samples",
@@ -114,7 +120,6 @@ HARNESS = Mapped(
     keys={
         "id": ("doc_hash",),
         "prompt_id": ("doc_id",),
-        "group": ("doc_id",),
         "prompt": ("arguments.gen_args_0.arg_0",),
         "expected": ("target",),
         "task": ("doc",),

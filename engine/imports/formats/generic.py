@@ -22,7 +22,7 @@ from .tables import GENERIC, TOKEN_IDS
 from .trl import metric_name
 
 _PLURAL = ("completions", "responses", "outputs", "generations", "samples", "candidates")
-_COMPLETIONS = (*_PLURAL, "completion", "response", "output")
+_COMPLETIONS = (*_PLURAL, "completion", "response", "output", "model_response.text")
 _MEASURED = ("entropy", "gen_step", "num_turns", "lengths")
 """Numbers that trainers write but that are not reward functions."""
 _SINGULARS = frozenset([
@@ -30,11 +30,6 @@ _SINGULARS = frozenset([
     "completion_id", "label", "step", "id", "group", "group_id", "message", "error", "token_count", "finish_reason",
     "stop_reason",
 ])  # fmt: skip
-
-
-def _is_group(document: Document, origin: Origin) -> bool:
-    size = _completions(document)
-    return size is not None and not _is_column(document.get("prompt"), size)
 
 
 def _group(document: Document, origin: Origin) -> Iterable[Item]:
@@ -109,12 +104,13 @@ def _answers(document: Document) -> list[Document]:
     return [document] if message else []
 
 
-def _responses(document: Document, origin: Origin) -> Iterable[Item]:
-    return [rollout_of(row, origin) for row in _answers(with_request(document, origin))]
-
-
 _RESPONSES = ("response.body", "response", "output", "outputs")
-RESPONSES = Documents("API responses", _responses, when=lambda document, _: _answers(document), unknown=BATCH.unknown)
+RESPONSES = Documents(
+    "API responses",
+    lambda document, origin: [rollout_of(row, origin) for row in _answers(with_request(document, origin))],
+    when=lambda document, _: _answers(document),
+    unknown=BATCH.unknown,
+)
 """Responses of OpenAI's, Anthropic's and Gemini's APIs, and of their batches if a request has several answers."""
 
 
@@ -137,7 +133,12 @@ CONVERSATIONS = Documents(
     "conversations", _with_talk, when=lambda document, _: _talk(document), unknown=GENERIC.unknown
 )
 """Rollouts whose messages or steps are under another key (`turns`, `steps`, `history`, …)."""
-GROUPS = Documents("groups in JSON", _group, when=_is_group, unknown=GENERIC.unknown)
+GROUPS = Documents(
+    "groups in JSON",
+    _group,
+    when=lambda row, _: (size := _completions(row)) is not None and not _is_column(row.get("prompt"), size),
+    unknown=GENERIC.unknown,
+)
 """One group per document: a prompt, and lists of completions, rewards, advantages."""
 BATCHES = Documents("batches of columns", _batch, when=_is_batch, unknown=GENERIC.unknown)
 """One batch per document: every key holds a list with one value per rollout (ms-swift, datasets)."""
@@ -350,7 +351,7 @@ def _step(document: Document) -> int | None:
 def _completions(document: Document) -> int | None:
     """Return the length of a document's list of completions, or None if it has no such list."""
     for key in _COMPLETIONS:
-        value = document.get(key)
+        value = at(document, key)
         if not isinstance(value, list) or (not value and key not in _PLURAL):
             continue
         only_texts = all(isinstance(v, str) or v is None for v in value)

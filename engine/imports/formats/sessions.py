@@ -1,4 +1,4 @@
-"""Sessions of agents: Claude Code, Codex, OpenHands, and a bare list of messages."""
+"""Sessions of agents: Claude Code, Codex, Gemini CLI, OpenHands, and a bare list of messages."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def _session(document: Document, origin: Origin) -> Iterable[Item]:
     first = entries[0]
     if is_simple(first):
         found = [session(entries)]
-    elif "source" in first and "role" not in first:
+    elif "source" in first and not first.keys() & {"role", "models_usage"}:
         found = [Rollout(*split(conversation(openhands_messages(entries))), env="OpenHands")]
     elif any(map(is_claude, entries[:32])):
         found = list(_claude(entries))
-    elif is_entry(first):
+    elif is_entry(first) or "projectHash" in first:
         found = [Rollout(*split(conversation(entries)))]
     else:
         found = [_codex(entries)]

@@ -148,11 +148,12 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "step": ("step", "global_step", "training_step", "iteration", "metadata.step", "info.step"),
     "prompt": (
         "prompt", "input", "question", "query", "instruction", "problem", "prompt_text", "user_input", "request",
-        "inputs", "modelInput", "sample.input",
+        "inputs", "modelInput", "sample.input", "model_response.input", "doc.query",
     ),
     "completion": (
         "completion", "response", "output", "generation", "completion_text", "generated_text", "result.message",
-        "actual_output", "modelOutput", "outputs", "sample.output", "model_response", "model_output", "llm_response",
+        "actual_output", "modelOutput", "outputs", "sample.output", "model_response.text", "model_response",
+        "model_output", "llm_response",
     ),
     "system": (
         *_SYSTEM, *(f"{request}.{key}" for request in ("request", "modelInput", "inputs") for key in _SYSTEM),
@@ -166,12 +167,12 @@ _KEYS: dict[str, tuple[str, ...]] = {
     ),
     "answer": ("pred", "prediction", "extracted", "extracted_answer", "model_answer", "pred_answer"),
     "correct": ("correct", "is_correct", "acc", "success", "passed"),
-    "error": ("error", "exception", "error_message", "result.error"),
+    "error": ("error", "exception", "error_message", "error_str", "result.error"),
     "stop": (
         "stop_reason", "finish_reason", "stop_condition", "termination_reason", "incomplete_details.reason",
         "result.message.stop_reason", "stop",
     ),
-    "env": ("env", "environment", "env_id", "data_source", "dataset", "source"),
+    "env": ("env", "environment", "env_id", "data_source", "dataset", "source", "doc.task_name"),
     "agent": ("agent", "agent_name"),
     "model": ("model", "model_name", "response.body.model", "result.message.model", "generator"),
     "split": ("split",),
@@ -180,11 +181,11 @@ _KEYS: dict[str, tuple[str, ...]] = {
         "num_tokens", "n_tokens", "token_count", "total_tokens", "usage.total_tokens", "response.usage.total_tokens",
         "response.usageMetadata.totalTokenCount",
     ),
-    "tools": ("tools", "tool_defs", "request.tools"),
+    "tools": ("tools", "tool_defs", "request.tools", "model_parameters.tools"),
     "components": (
         "components", "reward_components", "rewards_dict", "scores", "reward_breakdown", "metrics_data", "results",
     ),
-    "extra": ("metadata", "info", "extra", "extra_info", "metrics"),
+    "extra": ("metadata", "info", "extra", "extra_info", "metrics", "doc"),
 }  # fmt: skip
 _CUT = (True, "true", "True")
 ROLES = (*_KEYS, "seconds", "task")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,3 +109,21 @@ def test_batches_with_the_same_ids_are_not_confused(tmp_path: Path, opened: Open
         write(tmp_path / f"batch-{batch}-output.jsonl", answer)
     write(tmp_path / "errors.jsonl", {"custom_id": "0", "response": {"body": {"error": {"message": "no"}}}})
     assert shown(opened(tmp_path)) == [("0", "", []), ("0", "3 + 1?", ["4"]), ("0", "7 + 1?", ["8"])]
+
+
+def test_a_folder_that_cannot_be_listed_leaves_the_answers_readable(
+    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+):
+    request, answer = openai("a", "2 + 2?", "4")
+    write(tmp_path / "answers" / "out.jsonl", answer)
+    write(tmp_path / "closed" / "in.jsonl", request)
+    listed = os.scandir
+
+    def scandir(path: Any = ".") -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    (found,) = shown(opened(tmp_path))
+    assert found[2] == ["4"]

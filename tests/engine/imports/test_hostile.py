@@ -107,7 +107,7 @@ def test_a_pickle_in_disguise_is_never_opened(tmp_path: Path):
 
 def test_a_large_member_is_read_a_line_at_a_time(tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("grpo_tui.engine.imports.containers.zip_file.MAX_WHOLE", 1000)
-    monkeypatch.setattr("grpo_tui.engine.imports.containers.json_lines.MAX_DOCUMENT", 5000)
+    monkeypatch.setattr("grpo_tui.engine.imports.containers.json_file.MAX_DOCUMENT", 5000)
     bomb = '{"a":"' + "0" * (4 << 20) + '"}\n'
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as archive:
@@ -372,8 +372,8 @@ def test_a_file_whose_name_is_no_utf_8_is_told_and_costs_only_itself(tmp_path: P
     assert "is not UTF-8; rename it" in skipped["why"]
 
 
-def test_a_lone_line_that_is_too_long_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("grpo_tui.engine.imports.containers.json_lines.MAX_DOCUMENT", 5000)
-    (tmp_path / "a.json").write_text(json.dumps({"rollouts": [{**GOOD, "output": "a " * 5000}]}))
+def test_a_line_that_is_too_long_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("grpo_tui.engine.imports.containers.json_file.MAX_DOCUMENT", 5000)
+    (tmp_path / "a.json").write_text(json.dumps({"rollouts": [{**GOOD, "output": "a " * 5000}]}) + "\n{}\n")
     with pytest.raises(DumpError, match=r"a\.json, line 1: the line has 0 MiB; up to 0 MiB are read"):
         open_dump(tmp_path / "a.json", whole=True)

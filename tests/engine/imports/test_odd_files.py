@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from grpo_tui.engine.imports import cache
-from grpo_tui.engine.imports.containers import json_file, json_lines
+from grpo_tui.engine.imports.containers import json_file
 from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.options import Options
@@ -137,8 +137,7 @@ def test_a_member_of_a_zip_may_have_a_byte_order_mark(tmp_path: Path, opened: Op
 def test_one_object_on_a_long_line_is_a_document_and_no_line(
     packed: bool, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (json_file, json_lines):
-        monkeypatch.setattr(module, "MAX_DOCUMENT", 1 << 18)
+    monkeypatch.setattr(json_file, "MAX_DOCUMENT", 1 << 18)
     text = json.dumps({"rollouts": [json.loads(row(i, pad="x" * 10_000)) for i in range(40)]})
     file = tmp_path / "a.json"
     file.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
@@ -194,13 +193,13 @@ def test_a_document_with_many_rollouts_is_read_once_for_all_of_them(
     file = tmp_path / "a.json"
     file.write_text(json.dumps({"rollouts": [json.loads(row(i)) for i in range(40)]}))
     reads: list[Path] = []
-    read = json_lines.JsonLines.read
+    read = json_file.JsonLines.read
 
-    def counted(container: json_lines.JsonLines, path: Path, offset: int, length: int) -> Any:
+    def counted(container: json_file.JsonLines, path: Path, offset: int, length: int) -> Any:
         reads.append(path)
         return read(container, path, offset, length)
 
-    monkeypatch.setattr(json_lines.JsonLines, "read", counted)
+    monkeypatch.setattr(json_file.JsonLines, "read", counted)
     open_dump(file, whole=True, searchable=True)
     assert len(reads) == 1
     bodies = opened(file).bodies

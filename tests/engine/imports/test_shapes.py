@@ -17,8 +17,10 @@ from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats import FORMATS
 from grpo_tui.engine.imports.messages import completion
 from grpo_tui.engine.imports.opening import open_dump
+from grpo_tui.engine.imports.readers import open_reader
 from grpo_tui.engine.imports.rollout import Message, Rollout
 from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.envs.tools import ToolSpec
 
 Q, A = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}
 ROWS = [{"prompt": "2 + 2?", "completion": str(i), "reward": float(i)} for i in range(2)]
@@ -181,3 +183,44 @@ def test_texts_in_a_list_are_turns_of_the_agent() -> None:
 def test_rewards_of_turns_stand_in_their_messages() -> None:
     (rollout,) = rollouts({"messages": [Q, {**A, "reward": 0.5, "advantage": 0.25}], "reward": 0.5})
     assert (rollout.completion[0].reward, rollout.completion[0].advantage) == (0.5, 0.25)
+
+
+def test_a_failed_call_of_litellm_has_an_error_and_no_answer():
+    log = {"id": "c", "status": "failure", "messages": [Q], "response": {}, "error_str": "APIError: boom"}
+    (rollout,) = rollouts(log)
+    assert (rollout.completion, rollout.error) == ((), "APIError: boom")
+
+
+def test_a_declared_tool_keeps_what_is_inside_its_arguments(tmp_path: Path):
+    days = {"type": "array", "items": {"type": "string", "enum": ["mon", "tue"]}}
+    place = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    parameters = {"type": "object", "properties": {"days": days, "place": place}, "required": ["days"]}
+    function = {"name": "weather", "description": "", "parameters": parameters}
+    tool = {"type": "function", "function": function}
+    (tmp_path / "log.json").write_text(json.dumps([{"messages": [Q, A], "model_parameters": {"tools": [tool]}}]))
+    with open_reader(open_dump(tmp_path / "log.json", whole=True).folder) as reader:
+        (found,) = reader.bodies.trajectory(1).trajectory.tools
+    assert found.schema == tool
+    assert ToolSpec.from_json(found.to_json()) == found
+
+
+def test_each_answer_in_lighteval_details_is_a_rollout():
+    answer = {"input": "2 + 2?", "input_tokens": [1, 2], "text": ["4", "5"], "output_tokens": [[3], [4]]}
+    doc = {"query": "2 + 2?", "id": "0", "task_name": "gsm8k", "gold_index": 0}
+    for count in (1, 2):
+        answers = {**answer, "text": answer["text"][:count]}
+        found = rollouts({"doc": doc, "metric": {"em": 1.0}, "model_response": answers})
+        assert [said(r.completion) for r in found] == [["4"], ["5"]][:count]
+        assert [(said(r.prompt), r.env, r.extra["metric.em"]) for r in found] == [(["2 + 2?"], "gsm8k", 1.0)] * count
+
+
+def test_lm_eval_samples_of_two_tasks_are_two_groups(tmp_path: Path):
+    sample = {"doc_id": 0, "doc": {}, "target": "4", "arguments": {"gen_args_0": {"arg_0": "2 + 2?"}}, "resps": [["4"]]}
+    for task in ("gsm8k", "mmlu_2"):
+        (tmp_path / f"samples_{task}_2026-01-02T03-04-05.678.jsonl").write_text(
+            json.dumps({**sample, "doc_hash": task})
+        )
+    with RunReader(open_dump(tmp_path, whole=True).folder) as reader:
+        assert sorted((row.group, row.env) for row in reader.rollouts.page()) == [
+            ("gsm8k:0", "gsm8k"), ("mmlu_2:0", "mmlu_2"),
+        ]  # fmt: skip
