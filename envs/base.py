@@ -188,7 +188,7 @@ class Env(ABC, Generic[State, Task]):
 
         Returns None if this environment cannot answer such a question. A plain conversation then answers it.
         """
-        return {"question": question} | ({"image": images[0]} if images else {})
+        return None if len(images) > 1 else {"question": question} | ({"image": images[0]} if images else {})
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
         """Return `n` tasks as JSON rows. The result is deterministic, and `eval` and `train` share no rows.

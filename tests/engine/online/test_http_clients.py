@@ -172,6 +172,8 @@ def test_a_picture_becomes_a_file_and_nothing_else_is_fetched(world: World) -> N
     world.client().responses.create(model="tiny", input=[{"role": "user", "content": asked}])  # type: ignore[list-item]
     assert world.reached[-1].row.task_data["image"] == task["image"]
     before = len(world.reached)
+    several = world.post({"messages": [{"role": "user", "content": [*parts, parts[1]]}]})
+    assert several.status_code == 400 and "the policy reads no images" in several.text  # none of them is left out
     for bad in ("file:///etc/passwd", "/etc/passwd", "http://127.0.0.1/x.png", "data:image/png;base64,@@", url[:-30]):
         parts[1]["image_url"] = {"url": bad}
         refused = world.post({"messages": [{"role": "user", "content": parts}]})

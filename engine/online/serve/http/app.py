@@ -123,7 +123,7 @@ class Api:
             return await self.engine.call_keeper(lambda keeper: keeper.take(number, feedback, source))
         except KeyError:
             raise HttpProblem(
-                404, f"the answer {feedback.id[:100]!r} is not stored; only recent answers are", param="id"
+                404, f"the answer {feedback.id[:100]!r} is not stored; only recent, complete ones are", param="id"
             ) from None
         except ValueError as error:
             raise HttpProblem(400, str(error)) from None
