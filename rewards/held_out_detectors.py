@@ -104,6 +104,10 @@ def leaked_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     leaks = [r for r in leaks if r.prompt not in prompts]
     if not _more_often(len(leaks), len(shown), len(usual), len(others)):
         return []
+    rows = [r for r, _, _ in shown.values()]  # short answers also occur in the prompts of other tasks
+    by_chance = sum(_holds_answer(r.prompt, rows[i - 1].expected) for i, r in enumerate(rows))
+    if not _more_often(len(leaks), len(shown), by_chance, len(shown)):
+        return []
     share, other = len(leaks) / len(shown), len(usual) / len(others)
     message = (
         f"prompts contain the right answer: {leaks[0].prompt[-60:]!r} has {leaks[0].expected!r}. This affects "
@@ -222,12 +226,12 @@ def _of_training(batches: Sequence[Batch]) -> Prompts:
 
 def _by_task(rollouts: Iterable[RolloutSummary]) -> Prompts:
     tasks = {r.task or r.prompt: r for r in rollouts}
-    return {task: (r, _holds_answer(r), frozenset(r.prompt.split())) for task, r in tasks.items()}
+    return {task: (r, _holds_answer(r.prompt, r.expected), frozenset(r.prompt.split())) for task, r in tasks.items()}
 
 
-def _holds_answer(rollout: RolloutSummary) -> bool:
-    answer = re.escape((rollout.expected or "").strip())
-    return bool(answer) and re.search(rf"(?<!\w){answer}(?!\w)", rollout.prompt) is not None
+def _holds_answer(prompt: str, expected: str | None) -> bool:
+    answer = re.escape((expected or "").strip())
+    return bool(answer) and re.search(rf"(?<!\w){answer}(?!\w)", prompt) is not None
 
 
 def _word_shares(prompts: Prompts) -> dict[str, float]:

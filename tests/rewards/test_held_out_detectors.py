@@ -157,3 +157,12 @@ def test_held_out_tasks_that_training_has_are_a_hint(shared: int):
     found = [f.finding for f in diagnosis.found() if f.finding.detector == "seen_tasks"]
     assert [f.severity for f in found] == ["hint"] * bool(shared)
     assert not shared or "16 of 64 held-out prompts" in found[0].message
+
+
+def test_short_answers_that_occur_in_any_prompt_are_no_leak():
+    def shown(end: Callable[[RolloutSummary], str]) -> set[str]:
+        change: Change = lambda r: replace(r, prompt=f"choose 0 1 2 3 4 5 {end(r)}")  # noqa: E731
+        return {f.detector for f in findings(lambda s: 0.4, lambda s: 0.4, change)}
+
+    assert "leaked_answer" not in shown(lambda r: "6 7 8 9")
+    assert "leaked_answer" in shown(lambda r: f"({r.expected})")
