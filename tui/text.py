@@ -74,12 +74,13 @@ def _visible(found: re.Match[str]) -> str:
 
 
 def fitting(text: str, cells: int) -> int:
-    """Return how many characters of the literal `text` fit into `cells`."""
+    """Return how many characters of the literal `text` fit into `cells`. A spacing mark counts as a cell, as in most
+    terminals; rich adds it to the character before it."""
     if text.isascii():
         return min(len(text), cells)
     used = 0
     for index, char in enumerate(text):
-        used += cell_len(char)
+        used += cell_len(char) or unicodedata.category(char) == "Mc"
         if used > cells:
             return index
     return len(text)

@@ -186,6 +186,11 @@ def test_the_last_door_lets_no_control_character_through(text: str) -> None:
     assert rest.lstrip(" ") == re.sub(r"[\x00-\x1f\x7f-\x9f]", "", text)  # wide characters are put on blanks
 
 
+def test_a_text_that_the_terminal_draws_wider_keeps_its_end_on_the_blanks_behind_it() -> None:
+    sent = paint(Painter(ColorSystem.TRUECOLOR), ("हिन्दी", STYLES[1]), (" " * 9, STYLES[1]), ("│", STYLES[2]))
+    assert sent.index(" " * 9) < sent.index("हिन्दी") < sent.index("│"), "a vowel sign takes a cell of its own in xterm"
+
+
 def test_ever_new_colours_do_not_pile_up() -> None:
     painter, shown = Painter(ColorSystem.TRUECOLOR), Shown()
     for turn in range(400):

@@ -93,6 +93,7 @@ def test_a_cut_is_visible_and_says_how_much_is_missing() -> None:
 def test_wide_characters_are_counted_by_their_cells() -> None:
     assert wrap("漢字漢字漢字", 4) == ["漢字", "漢字", "漢字"]
     assert cut("漢字漢字", 5) == "漢字…"
+    assert wrap("किकिकि", 4) == ["किकि", "कि"], "most terminals draw the vowel sign in a cell of its own"
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))

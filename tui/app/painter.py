@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import count
+from itertools import accumulate, count
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -130,17 +130,13 @@ class Painter:
         if all(cell == number for cell in line[x:end]):
             return pen
         line[x:end] = [number] * strip.cell_length
-        move = f"\x1b[{y + 1};{x + 1}H"
-        out.append(move)
-        for text, style, _ in segments:
+        placed = zip(accumulate((cell_len(text) for text, _, _ in segments), initial=x), segments, strict=False)
+        # blanks first: where the terminal draws a text wider than rich measures it, its end stays visible on them
+        for start, (text, style, _) in sorted(placed, key=lambda part: not part[1].text.isspace()):
             turn, pen = _turn(pen, self._pens[self._numbers_of(style)[0] >> _SHIFT])
-            size = cell_len(text)
+            move = f"\x1b[{y + 1};{start + 1}H"
             contested = not (text.isascii() or _single(text))
-            out += (turn, " " * size, move, text) if contested else (turn, text)
-            x += size
-            move = f"\x1b[{y + 1};{x + 1}H"
-            if contested and x < self._size[0]:
-                out.append(move)
+            out += (turn, move, " " * cell_len(text), move, text) if contested else (turn, move, text)
         return pen
 
     def _cells(self, strip: Strip) -> list[int] | None:
