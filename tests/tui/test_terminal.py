@@ -135,6 +135,32 @@ def test_a_signal_ends_the_app_although_its_terminal_does_not_read(run: Path, tm
     assert json.loads((tmp_path / "grpo-tui" / "app.json").read_text())["theme"] != "grpo-dark"
 
 
+def test_a_slow_terminal_gets_the_newest_screen_without_those_before_it(run: Path) -> None:
+    with terminal(run, size=(160, 48)) as screen:
+        screen.see("1 of 320", "SEGMENT")
+        screen.settle()
+        first = len(screen.raw)
+        for _ in range(24):  # a full screen each, while the terminal reads nothing
+            screen.press("\x14")
+            time.sleep(0.02)
+        screen.press("jj")
+        screen.see("3 of 320")
+        assert len(screen.raw) < 5 * first
+        screen.press("q")
+        assert screen.wait() == 0
+
+
+def test_a_drag_is_no_click(run: Path) -> None:
+    with terminal(run) as screen:
+        screen.see("1 of 320", "SEGMENT")
+        screen.press("\x1b[<0;60;13M\x1b[<32;20;15M\x1b[<0;20;15m")
+        screen.settle()
+        screen.press("j")
+        screen.see("2 of 320")  # whoever drags wants to select text, not a row
+        screen.press("\x1b[<0;20;15M\x1b[<0;20;15m")
+        screen.see("6 of 320")
+
+
 def test_bytes_that_are_no_text_are_skipped(run: Path) -> None:
     """As in a paste from another encoding, or in the reports of a mouse right of column 95 without SGR."""
     with terminal(run) as screen:

@@ -37,12 +37,9 @@ class GrpoApp(Shell):
 
     TITLE = "grpo-tui"
     CSS_PATH = "app.tcss"
-    ENABLE_COMMAND_PALETTE = True
     COMMANDS = {lambda: InOrder}  # noqa: RUF012 - Textual declares it without ClassVar
-    COMMAND_PALETTE_BINDING = "ctrl+p"
     ESCAPE_TO_MINIMIZE = False
     AUTO_FOCUS = ""
-    BINDINGS: ClassVar = []
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ The app checks each name at the start. If one is missing or has another signatur
 | `App._fatal_error` | one line for the user, the traceback in a file | Textual's traceback on the terminal |
 | `Screen._push_result_callback` | replacing the first screen, which was never pushed | the new one is put on top |
 | `LinuxDriver._key_thread`, `._file` | one input thread, and no wait for a closed terminal | Textual's behaviour |
+| `LinuxDriver._writer_thread`, its `_queue` | skipping updates of a terminal that is behind | each is sent |
 | `LinuxDriver.attrs_before` | giving back a terminal that does not read its output | it stays without echo |
 """
 
@@ -52,7 +53,9 @@ _TYPED = 1_000
 _BURST = 32
 """Characters that arrived together from which the app waits for more."""
 _PAUSE_S = 0.1
-"""Seconds without input that end a pasted text."""
+"""Seconds without input that end a pasted text, and between two looks at a terminal that is behind."""
+_BEHIND = 2
+"""Updates that may wait for the terminal to read its output. Later ones are skipped until it has caught up."""
 _PATIENCE_S = 3.0
 """Seconds after a signal until the app ends although its terminal does not read the output."""
 HUNG_UP = 129
@@ -72,6 +75,7 @@ class OwnOutputApp(App[None]):
         colors = COLOR_SYSTEMS.get(self.console.color_system or "", ColorSystem.TRUECOLOR)
         self.painter = Painter(colors) if _is_known(self) else None
         """A model of the terminal; None if Textual sends the screen itself."""
+        self._catching_up = False
 
     def get_driver_class(self) -> type[Driver]:
         driver = super().get_driver_class()
@@ -80,10 +84,12 @@ class OwnOutputApp(App[None]):
     def on_mount(self) -> None:
         driver = self._driver
         if not self.is_headless and getattr(driver, "input_tty", False):
-            self.set_interval(1.0, self._end_with_terminal)
-            for number in (signal.SIGHUP, signal.SIGTERM):  # save the settings, and give the terminal back
-                if signal.getsignal(number) != signal.SIG_IGN:
-                    signal.signal(number, partial(self._end, asyncio.get_running_loop()))
+            # if SIGHUP is ignored (nohup), Textual would read the end of file for ever
+            number = getattr(driver, "fileno", 0)
+            self.set_interval(1.0, lambda: None if os.isatty(number) else self.exit(return_code=HUNG_UP))
+            for sent in (signal.SIGHUP, signal.SIGTERM):  # save the settings, and give the terminal back
+                if signal.getsignal(sent) != signal.SIG_IGN:
+                    signal.signal(sent, partial(self._end, asyncio.get_running_loop()))
         elif self.is_web:
             server = os.getppid()
             self.set_interval(1.0, lambda: None if os.getppid() == server else self.exit(return_code=HUNG_UP))
@@ -118,11 +124,6 @@ class OwnOutputApp(App[None]):
             return
         await super().on_event(event)
 
-    def _end_with_terminal(self) -> None:
-        # If SIGHUP is ignored (nohup), Textual would read the end of file for ever.
-        if not os.isatty(getattr(self._driver, "fileno", 0)):
-            self.exit(return_code=HUNG_UP)
-
     def _display(self, screen: Any, renderable: Any, *more: Any, **named: Any) -> None:
         """Send an update in one write, without cells that the terminal already shows."""
         if self.painter is None or more or named or not self._sent(self.painter, renderable):
@@ -134,6 +135,12 @@ class OwnOutputApp(App[None]):
             return False
         if self.is_headless or self.is_inline or not isinstance(update, (_LAYOUT, _CHOPS)):
             return False
+        waiting = getattr(getattr(driver, "_writer_thread", None), "_queue", None)
+        if waiting is not None and waiting.qsize() > _BEHIND and not self._catching_up:
+            self._catching_up = True
+            self.set_timer(_PAUSE_S, self._catch_up)
+        if self._catching_up:
+            return True
         size = self.screen.outer_size
         try:
             text = painter.paint(pieces(update), size, size.clamp_offset(self.cursor_position))
@@ -149,6 +156,11 @@ class OwnOutputApp(App[None]):
             driver.flush()
         self.post_display_hook()
         return True
+
+    def _catch_up(self) -> None:
+        """Send the newest state of a screen of which updates were skipped."""
+        self._catching_up = False
+        self.screen.refresh()
 
     def send(self, text: str) -> None:
         """Send escape codes in order. Updates wait in Textual's writer thread, so a direct write could split one."""

@@ -13,7 +13,7 @@ from itertools import accumulate
 from rich.segment import Segment
 from textual import events
 from textual.filter import Monochrome, NoColor
-from textual.geometry import Region
+from textual.geometry import Offset, Region
 from textual.strip import Strip
 
 from ..theme import Palette
@@ -75,9 +75,6 @@ def split(total: int, parts: Sequence[SplitPart]) -> list[tuple[int, int]]:
     return list(zip(accumulate((size - 1 for size in sizes[:-1]), initial=0), sizes, strict=True))
 
 
-Plan = Callable[[int, int], list[Box]]
-
-
 class Frame(PaneHost):
     """Borders, titles, header, key hints, and the panes between them."""
 
@@ -86,7 +83,7 @@ class Frame(PaneHost):
     def __init__(
         self,
         *panes: Pane,
-        plan: Plan,
+        plan: Callable[[int, int], list[Box]],
         header: Callable[[int], tuple[Line, Line]],
         footer: Callable[[int], Line],
         status: Callable[[int], Line],
@@ -105,6 +102,7 @@ class Frame(PaneHost):
         self._rows: list[list[Pane]] = []
         self._hits: dict[int, list[tuple[int, int, object]]] = {}
         self._drawn: dict[tuple[int, int, int], str] = {}
+        self._pressed = Offset()
 
     @property
     def palette(self) -> Palette:
@@ -238,7 +236,12 @@ class Frame(PaneHost):
     def pane_at(self, x: int, y: int) -> Pane | None:
         return next((p for p in self.panes.values() if p.region.contains(x, y)), None)
 
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        self._pressed = event.offset
+
     def on_click(self, event: events.Click) -> None:
+        if sum(map(abs, event.offset - self._pressed)) > 1:  # the end of a drag
+            return
         pane = self.pane_at(event.x, event.y)
         if pane is not None:
             event.stop()
