@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from rich.cells import cell_len
@@ -114,6 +114,11 @@ def before_number(text: str, index: int) -> int:
         if found.start() < index < found.end():
             return found.start()
     return index
+
+
+def longest(names: Iterable[str], least: int) -> int:
+    """Return the width of the longest name in cells, or `least` if all are shorter."""
+    return max([least, *(width(literal(name)) for name in names)])
 
 
 def distinct_names(names: Sequence[str], cells: int) -> list[str]:

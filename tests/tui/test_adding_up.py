@@ -13,6 +13,7 @@ import pytest
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.tui.app.destinations import Groups, Live, Stepper, Trajectories
+from grpo_tui.tui.app.widgets.reward_arithmetic import summed
 from grpo_tui.tui.format import MINUS, fixed
 from tests.forked import forked_processes
 
@@ -111,3 +112,8 @@ async def test_a_reward_is_one_number_in_the_list_the_stepper_and_in_json(run: P
         assert reward in line and fixed(data["advantage"], signed=True) in line
         text = await app.press("enter")
         assert reward in text and fixed(data["advantage"], signed=True) in text
+
+
+def test_the_sum_of_many_steps_is_one_line() -> None:
+    assert summed([0.1] * 3, 0.3) == "Σ steps = 0.10 + 0.10 + 0.10 = 0.30"
+    assert summed([0.1] * 500, 50.0) == "Σ of 500 steps = 50.00"

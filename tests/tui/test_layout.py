@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -132,3 +133,14 @@ async def test_the_legend_names_every_curve_with_as_much_as_fits(run: Path, widt
     assert all(name in legend for name in names) and legend.count("0.5") == 4
     assert ("±" in legend) == (width > 50)
     assert any("┤" in line.plain or "│" in line.plain for line in drawn), "curves keep their room in a low pane"
+
+
+async def test_a_legend_counts_the_curves_that_it_leaves_out(run: Path) -> None:
+    curves = [Series(f"component {n}", [1, 2], [0.25, 0.5]) for n in range(60)]
+    async with running(run.parent, Live(run)) as app:
+        chart = app.screen.chart
+        chart.put("Components", curves)
+        assert any(re.search(r" \+5\d more$", line.plain) for line in chart.build(78, 20))
+        chart.put("a question of many words " * 9, curves[:1])
+        (head, *_) = chart.lines
+        assert head.plain.count("…") == 1

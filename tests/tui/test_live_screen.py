@@ -109,6 +109,13 @@ async def test_clicks_on_an_action_and_on_a_component(run: Path) -> None:
         assert app.screen.chart_view.chosen[0] == "rewards/raw/curiosity"
 
 
+async def test_wide_names_of_actions_are_whole_where_there_is_room(run: Path) -> None:
+    async with running(run.parent, Live(run)) as app:
+        shown = replace(app.screen.shown, latest={"behavior/action_distribution/最後の答えを書き出す": 1.0})
+        app.screen.actions.put(shown)
+        assert "最後の答えを書き出す" in app.text
+
+
 async def test_charts_change_and_any_metrics_can_be_chosen_by_typing(run: Path) -> None:
     async with running(run.parent, Live(run)) as app:
         seen = {app.screen.chart.heading}
@@ -129,6 +136,7 @@ async def test_charts_change_and_any_metrics_can_be_chosen_by_typing(run: Path) 
         await app.type("beta")
         await app.press("enter")
         assert app.screen.chart_view.chosen == ("train/entropy", "train/grad_norm", "kl/beta"), "in order of choosing"
+        assert app.screen.chart.heading == "3 metrics", "the legend names them"
         await app.press("M", "down", "shift+up", "enter")
         assert app.screen.chart_view.chosen[:2] == ("train/grad_norm", "train/entropy")
         await app.press("M", "escape")

@@ -13,7 +13,7 @@ from textual.command import CommandList
 from grpo_tui.engine.runs.control.status import look
 from grpo_tui.tui.app.bindings import EVERYWHERE, TABLE, bindings, helps, hints
 from grpo_tui.tui.app.comparison import marks
-from grpo_tui.tui.app.destinations import Compare, Live, Runs, Stepper, Trajectories
+from grpo_tui.tui.app.destinations import Compare, Diff, Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.screens.compare import flatten
 from grpo_tui.tui.app.screens.dialogs import ConfirmDialog
 from grpo_tui.tui.app.theme import THEMES
@@ -92,6 +92,13 @@ async def test_diff_of_two_rollouts_of_a_group(run: Path) -> None:
         await app.press("h", "left", "h", "h")
         assert app.screen.body.at == differing[0]
         await app.press("j", "k", "down", "up", "G", "g", "end", "home", "pagedown", "pageup", "ctrl+d", "ctrl+u")
+
+
+async def test_diff_tells_long_names_of_components_apart(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums = {"matches_the_expected_answer": 1.0, "matches_the_expected_format": 0.5}
+    monkeypatch.setattr("grpo_tui.tui.app.screens.diff._sums", lambda record: sums)
+    async with running(run.parent, Diff(run, 3)) as app:
+        assert all(app.text.count(f"  {name} +") == 2 for name in sums)
 
 
 async def test_diff_of_one_prompt_at_two_points_of_the_run(run: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from ...configs import metric_names as metric
 from ...engine.runs.health.headline import RATE_WINDOW, rolling
+from ..format import count
 from .curves import SMOOTHING, Series
 from .live_data import RATES, Kind, Points, Reading, spread_of
 
@@ -143,7 +144,8 @@ class ChartView:
     @property
     def chart(self) -> ChartOf:
         if self.chosen:
-            return ChartOf(", ".join(self.chosen), self.chosen, panels=True)
+            heading = self.chosen[0] if len(self.chosen) == 1 else count(len(self.chosen), "metric")
+            return ChartOf(heading, self.chosen, panels=True)
         charts = CHARTS[self.kind]
         return charts[self.at % len(charts)]
 

@@ -62,7 +62,6 @@ class Painter:
 
     def forget(self) -> None:
         self._size = (0, 0)
-        self._cursor = None
 
     def paint(self, pieces: Iterable[Piece], size: tuple[int, int], cursor: tuple[int, int]) -> str:
         """Return the output for new pieces of a screen of `size` (columns, lines). It leaves the cursor at `cursor`.

@@ -13,6 +13,7 @@ from ..text import literal, wrap
 from .kinds import kind_of, prepared
 from .rollout_fields import END, PROMPT, Field, RolloutTexts
 from .theme import THEMES, Palette
+from .widgets.learning_lines import learning_lines
 from .widgets.pane import Line
 from .widgets.rendering import Renderer
 from .widgets.reward_arithmetic import RewardLines
@@ -86,7 +87,7 @@ def end_lines(whole: Whole, width: int = WIDTH) -> Iterator[str]:
         if what not in _EXPLAINED:
             yield from wrap(f"{what}: not recorded: {reason}", width)
     if whole.uses or record.served is not None:
-        yield from _plain(reward.learned())
+        yield from _plain(learning_lines(_DARK, whole, width))
 
 
 def _plain(lines: Iterable[Line]) -> Iterator[str]:

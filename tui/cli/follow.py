@@ -293,12 +293,8 @@ def phase_line(run: RunInfo, live: LiveState | None, now: float) -> str:
             for s in (live.servers if live is not None else ())
         ]
     else:
-        parts = [
-            f"{position.phase} {count(position.done)}/{count(position.total)}"
-            if position.total > 1
-            else position.phase,
-            *([left] if left else []),
-        ]
+        done = f" {count(position.done)}/{count(position.total)}" if position.total > 1 else ""
+        parts = [position.phase + done, *([left] if left else [])]
     return f"{where}: {' · '.join(map(literal, parts))}"
 
 

@@ -13,8 +13,8 @@ from ....engine.runs.read.reader import RunReader
 from ....engine.runs.types import TrajectoryRecord, TrajectoryRow
 from ...advantage import equation
 from ...format import count, fixed, mark
+from ...text import distinct_names, longest, wrap
 from ...text import width as cells_of
-from ...text import wrap
 from ..comparison import Pair, Pieces, RolloutComparison, rows
 from ..data import Reads
 from ..rollout_fields import COMPARED, field_text
@@ -101,11 +101,13 @@ class DiffPane(FlowPane):
         p = self.palette
         sums = [_sums(record) for record in sides]
         lines = []
-        for name in dict.fromkeys(name for known in sums for name in known):
+        names = list(dict.fromkeys(name for known in sums for name in known))
+        room = max(1, min(longest(names, 13), half - 11))
+        for name, shown in zip(names, distinct_names(names, room), strict=True):
             halves = []
             for known, other in (sums, reversed(sums)):
                 value, differs = known.get(name), known.get(name) != other.get(name)
-                line = Line(p).add(f"  {name} ", p.muted, cells=min(16, half - 8))
+                line = Line(p).add(f"  {shown} ", p.muted, cells=room + 3)
                 halves.append(
                     line.whole(fixed(value, signed=True), p.strong if differs else p.faint, half - line.width)
                 )

@@ -28,9 +28,6 @@ class Braille:
         self.points: dict[tuple[int, int], int] = {}
         self.shade: list[set[int]] = [set() for _ in range(height)]
 
-    def _dot_x(self, x: float) -> int:
-        return round((x - self.x[0]) / (self.x[1] - self.x[0]) * (self.width * 2 - 1))
-
     def _dot_y(self, y: float) -> int:
         y = min(max(y, self.y[0]), self.y[1])
         return round((self.y[1] - y) / (self.y[1] - self.y[0]) * (self.height * 4 - 1))
@@ -44,7 +41,8 @@ class Braille:
             if math.isfinite(y) and math.isfinite(x):
                 wide = series.spread[index] if series.spread is not None else 0.0
                 wide = clamp(wide) if math.isfinite(wide) else 0.0
-                found.setdefault(self._dot_x(x), []).append((clamp(y), wide))
+                dot = round((x - self.x[0]) / (self.x[1] - self.x[0]) * (self.width * 2 - 1))
+                found.setdefault(dot, []).append((clamp(y), wide))
         return [
             (column, sum(y / len(points) for y, _ in points), sum(w / len(points) for _, w in points))
             for column, points in found.items()
@@ -206,7 +204,7 @@ class Chart(Pane):
         p = self.palette
         first = Line(p)
         if self.heading and (width >= 52 or len(shown) < 2):
-            first.add(self.heading, p.title, most=width - 1).gap(2)
+            first.add(self.heading, p.title, most=width - 2).gap(2)
         lines = [first]
         for order, series in enumerate(shown):
             value = series.newest
@@ -219,6 +217,8 @@ class Chart(Pane):
                 item.add(f" ± {number(series.spread[-1])}", p.faint)
             if lines[-1].width and lines[-1].width + item.width > width:
                 if len(lines) >= max_lines:
+                    more = Line(p).add(f" +{len(shown) - order} more", p.muted)
+                    lines[-1] = lines[-1].cropped(width - more.width).extend(more)
                     return lines, False
                 lines.append(Line(p))
             lines[-1].offer(item, width)

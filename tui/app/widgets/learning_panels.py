@@ -8,15 +8,14 @@ the last column adds up to the total below it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ....configs import metric_names as metric
 from ....engine.runs.health.headline import RATE_WINDOW, Headline
 from ....engine.runs.types import Event
 from ...format import MINUS, bar, fitted, fixed, number, percent, trend, whole_percents, within
-from ...text import distinct_names, literal, wrap
-from ...text import width as width_of
-from ..live_data import Kind, Points, Reading
+from ...text import distinct_names, longest, wrap
+from ..live_data import Kind, Reading
 from .live_panels import LivePanel
 from .pane import Line
 
@@ -52,9 +51,8 @@ class ComponentTable(LivePanel):
         names = self.names()
         if not names:
             return [Line(p), *self.nothing("components appear after the first step", width)]
-        longest = max(len("component"), *map(width_of, map(literal, names)))
         columns = [("raw", 8), ("norm", 8), ("×w", 7), ("adds", 8)]
-        name_width = min(longest, max(_NAME, width - sum(w for _, w in columns)))
+        name_width = min(longest(names, len("component")), max(_NAME, width - sum(w for _, w in columns)))
         while columns and name_width + sum(w for _, w in columns) > width:
             if name_width > 6:
                 name_width -= 1
@@ -135,21 +133,14 @@ class ActionBars(LivePanel):
 
     name = "actions"
 
-    @property
-    def latest(self) -> Mapping[str, float]:
-        return {metric.ACTION_SHARE.part(k): v for k, v in self.reading.latest.items() if k in metric.ACTION_SHARE}
-
-    @property
-    def trends(self) -> Mapping[str, Points]:
-        return {metric.ACTION_SHARE.part(k): v for k, v in self.reading.trends.items() if k in metric.ACTION_SHARE}
-
     def build(self, width: int, height: int) -> list[Line]:
         p = self.palette
-        if not self.latest:
+        latest = {metric.ACTION_SHARE.part(k): v for k, v in self.latest.items() if k in metric.ACTION_SHARE}
+        if not latest:
             return self.nothing("no actions yet", width)
-        names = sorted(self.latest, key=lambda n: -self.latest[n])
-        shares = dict(zip(names, whole_percents([self.latest[n] for n in names]), strict=True))
-        name_width = min(max(map(len, names)), max(8, width // 2 - 4, min(24, width - 17)))
+        names = sorted(latest, key=lambda n: -latest[n])
+        shares = dict(zip(names, whole_percents([latest[n] for n in names]), strict=True))
+        name_width = min(longest(names, 1), max(8, width // 2 - 4, min(24, width - 17)))
         shown = dict(zip(names, distinct_names(names, min(name_width, width)), strict=True))
         room = width - name_width - 9
         cells = max(min(20, room - 12), min(60, room - 44)) if room >= 24 else 0
@@ -159,22 +150,21 @@ class ActionBars(LivePanel):
             style = p.series[index % len(p.series)]
             line = Line(p).add(shown[name], p.text, cells=min(name_width, width), click=("action", name))
             if room >= 3:
-                line.gap().add(bar(self.latest[name], room), style, cells=room)
+                line.gap().add(bar(latest[name], room), style, cells=room)
             line.offer(Line(p).add(f" {shares[name]}", p.text, cells=6, align=">").gap(), width)
-            change = self._change(name)
+            points = self.trends.get(metric.ACTION_SHARE(name), ())
+            change = _change([value for _, value in points if math.isfinite(value)])
             arrow, tone = ("▲", p.text) if change > _CHANGE else ("▼", p.text) if change < -_CHANGE else (" ", p.faint)
             line.offer(Line(p).add(arrow, tone), width)
             if cells:
-                line.offer(Line(p).gap().add(trend(self.trends.get(name, ()), cells), style, cells=cells), width)
+                line.offer(Line(p).gap().add(trend(points, cells), style, cells=cells), width)
             lines.append(line)
         return lines
 
-    def _change(self, name: str) -> float:
-        values = [value for _, value in self.trends.get(name, ()) if math.isfinite(value)]
-        if len(values) < 4:
-            return 0.0
-        quarter = max(1, len(values) // 4)
-        return sum(values[-quarter:]) / quarter - sum(values[:quarter]) / quarter
+
+def _change(values: Sequence[float]) -> float:
+    quarter = len(values) // 4
+    return (sum(values[-quarter:]) - sum(values[:quarter])) / quarter if quarter else 0.0
 
 
 Row = tuple[str, str, Callable[[float | None], str]]

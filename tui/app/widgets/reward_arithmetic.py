@@ -10,9 +10,9 @@ from rich.style import Style
 
 from ....engine.runs.types import Penalty, StepReward, TrajectoryRecord
 from ...advantage import equation, recomputed_text
-from ...format import MINUS, fixed
+from ...format import MINUS, count, fixed
 from ...plain import Whole
-from ...text import distinct_names, wrap
+from ...text import distinct_names, longest, wrap
 from ..outline import has_step_rewards
 from ..theme import Palette
 from .learning_lines import learning_lines
@@ -20,6 +20,8 @@ from .pane import Line, Pane, wrapped
 
 _PLACES = 4
 """Maximum number of decimals of a sum."""
+_TERMS = 40
+"""Most terms of a sum that are written out."""
 _NUMBERS = 4  # columns: raw, normalised, weight, contribution
 
 
@@ -43,7 +45,7 @@ class RewardLines:
 
     def all(self) -> list[Line]:
         p, record, reward = self.palette, self.record, self.reward
-        learned = self.learned()
+        learned = learning_lines(p, self.rollout, self.width)
         if self.of_whole:
             learned = learned if self.rollout.uses or record.served is not None else []
             if record.breakdown is None:
@@ -126,9 +128,6 @@ class RewardLines:
         texts = equation(self.rollout.formula, self.step, step)
         return [line, *(line for text in texts for line in self._wrapped(text, p.faint))]
 
-    def learned(self) -> list[Line]:
-        return learning_lines(self.palette, self.rollout, self.width)
-
     def _wrapped(self, text: str, style: Style) -> list[Line]:
         return wrapped(self.palette, text, self.width, style)
 
@@ -151,7 +150,7 @@ class RewardLines:
             kept.pop(0)
         room = width - sum(sizes[i] for i in kept)
         spare = 1 if room >= 14 + len(kept) else 0
-        names = max(1, min(16, room - spare * len(kept)))
+        names = max(1, min(longest(reward.components, 16), room - spare * len(kept)))
         shown = ["component", *distinct_names(list(reward.components), names), "Σ step"]
         lines = []
         for index, row in enumerate(table):
@@ -239,8 +238,10 @@ def _missing(rounded: Sequence[float], total: float, places: int) -> int:
 
 
 def summed(terms: Sequence[float], total: float) -> str:
-    """Format `Σ steps = 0.05 − 0.02 = 0.03` with as many decimals as the sum needs."""
+    """Format `Σ steps = 0.05 − 0.02 = 0.03` with as many decimals as the sum needs, and many steps by their number."""
     rounded, places = adding_up(terms, total)
+    if len(terms) > _TERMS:
+        return f"Σ of {count(len(terms), 'step')} = {fixed(total, places)}"
     shown = [t or 0.0 for t in rounded]
     added = "".join(
         (f" {MINUS} " if t < 0 else " + ") + fixed(abs(t), places) if i else fixed(t, places)

@@ -224,8 +224,6 @@ class Table(Pane):
                 line.gap(int(index > 0))
                 arrow = ("▼" if descending else "▲") if column.name and name == column.name else ""
                 line.add(column.title + arrow, p.accent if arrow else p.muted, cells=size, align=column.align)
-                if column.name:
-                    line.hits.append((line.width - size, line.width, ("sort", column.name)))
             return line.cells(width)
         index = self.top + y - 1
         if index >= self.total:
