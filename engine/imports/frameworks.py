@@ -49,6 +49,8 @@ def as_openai(items: list[Any]) -> list[Any]:
         read = _autogen
     elif {"task", "task_images"} <= first.keys() or {"step_number", "model_output_message"} <= first.keys():
         read = _smolagents
+    elif {"model_output", "result", "state"} <= first.keys():
+        read = _browser_use
     elif "projectHash" in first or any(isinstance(item, Mapping) and item.get("type") == "gemini" for item in items):
         read, items = _gemini_cli, _without_rewound(objects(items))
     else:
@@ -100,6 +102,17 @@ def _smolagents(item: Document) -> Iterator[Document]:
         yield {"role": "assistant", "content": said.get("content"), "tool_calls": calls}
         if item.get("observations") is not None or item.get("error"):
             yield {"role": "tool", "content": item.get("observations"), "error": item.get("error")}
+
+
+def _browser_use(item: Document) -> Iterator[Document]:
+    said = mapping(item.get("model_output"))
+    words = [str(said[key]) for key in ("evaluation_previous_goal", "memory", "next_goal") if said.get(key)]
+    calls = [{"name": k, "arguments": v} for action in objects(said.get("action")) for k, v in action.items()]
+    if item.get("state_message"):
+        yield {"role": "user", "content": item["state_message"]}
+    yield {"role": "assistant", "content": "\n".join(words), "thinking": said.get("thinking"), "tool_calls": calls}
+    for result in objects(item.get("result")):
+        yield {"role": "tool", "content": result.get("extracted_content"), "error": result.get("error")}
 
 
 def _gemini_cli(item: Document) -> Iterator[Document]:

@@ -125,7 +125,7 @@ class Indexer(AbstractContextManager["Indexer"]):
         self._look_at_files()
 
     def close(self) -> None:
-        self.tables.close()
+        self.store.close()
 
     def __exit__(self, *exc: object) -> None:
         self.close()

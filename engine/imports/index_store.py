@@ -79,9 +79,6 @@ class IndexStore:
         if self.meta("index") is None:
             self.forget()
 
-    def close(self) -> None:
-        self.record.close()
-
     def one(self, sql: str, *params: object) -> Any:
         row = self.db.execute(sql, params).fetchone()
         return None if row is None else row[0]

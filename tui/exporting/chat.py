@@ -11,9 +11,6 @@ from ..app.calls import calls_of, said
 from ..cli.output import json_line
 from ..plain import Whole
 
-SPEAKERS = {"user": "human", "assistant": "gpt"}
-"""Role names in ShareGPT. Other roles keep their names."""
-
 
 def prompt(t: Trajectory) -> list[dict[str, Any]]:
     """Return the messages before the first turn."""
@@ -84,7 +81,8 @@ def sharegpt(t: Trajectory) -> dict[str, object]:
         text = "\n".join(parts)
         if message["role"] == "tool":
             text = f"<tool_response>\n{text}\n</tool_response>"
-        conversation.append({"from": SPEAKERS.get(message["role"], message["role"]), "value": text})
+        speaker = {"user": "human", "assistant": "gpt"}.get(message["role"], message["role"])
+        conversation.append({"from": speaker, "value": text})
     offered = tools(t)
     return {"conversations": conversation, **({"tools": json_line(offered)} if offered else {})}
 

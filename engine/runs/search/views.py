@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Sequence
 
 from ..columns import SORTS
 from ..errors import FilterError
@@ -124,7 +125,7 @@ class _Ordered:
 class SortedView(_Ordered):
     """A view that holds all its keys, sorted."""
 
-    keys: list[Key]
+    keys: Sequence[Key] = ()
 
     def count(self) -> Count:
         return Count.of(len(self.keys))
@@ -321,6 +322,4 @@ def open_view(db: Connection, selection: Selection, sort: str, descending: bool,
         raise FilterError(f"cannot sort by {sort!r}: use one of {', '.join(SORTS)}")
     if selection.everything:
         return Dense(last_n, descending) if sort == "n" else Walked(db, selection, sort, descending, last_n)
-    listed = SortedView(db, selection, sort, descending, 0)
-    listed.keys = []
-    return listed.grown(last_n)
+    return SortedView(db, selection, sort, descending, 0).grown(last_n)

@@ -1,5 +1,5 @@
-"""Messages of agent frameworks, as pydantic-ai 2.68, AutoGen 0.7.5, smolagents 1.26, LangChain 1.8 and the Gemini
-CLI write them."""
+"""Messages of agent frameworks, as pydantic-ai 2.68, AutoGen 0.7.5, smolagents 1.26, browser-use 0.13, LangChain 1.8
+and the Gemini CLI write them."""
 
 from __future__ import annotations
 
@@ -216,3 +216,18 @@ def test_an_older_session_of_the_gemini_cli_is_one_document(tmp_path: Path, open
     document = {"sessionId": "s", "projectHash": "h", "messages": GEMINI_CLI}
     (tmp_path / "session-1.json").write_text(json.dumps(document))
     assert shown(opened(tmp_path).bodies.trajectory(1)) == GEMINI
+
+
+def test_a_history_of_browser_use_is_one_rollout(tmp_path: Path, opened: Open):
+    said = {"thinking": "T", "memory": "M", "next_goal": "G"}
+    step = {
+        "model_output": {**said, "action": [{"open": {"url": "u"}}, {"wait": {}}]},
+        "result": [{"extracted_content": "opened"}, {"error": "too long"}],
+        "state": {"url": "u"},
+        "state_message": "an empty page",
+    }
+    (tmp_path / "h.json").write_text(json.dumps({"history": [step, {**step, "state_message": None}]}))
+    record = opened(tmp_path / "h.json").bodies.trajectory(1)
+    turn = ("", "T", [("open", {"url": "u"}, "opened", None), ("wait", {}, "", "too long")])
+    assert shown(record) == [[("user", "an empty page")], turn, turn]
+    assert record.trajectory.steps[0].text == "M\nG"
