@@ -140,6 +140,7 @@ class ValidationProgress:
         return found
 
 
+@dataclass(eq=False)
 class Validator:
     """Measures candidates on `rows` (greedy success) and `canary` rows (label accuracy) with its own model. Candidates
     come from the queue; progress and results are stored there.
@@ -148,30 +149,25 @@ class Validator:
     are never combined.
     """
 
-    def __init__(
-        self,
-        folder: OnlineFolder,
-        model: nn.Module,
-        runner: RolloutRunner,
-        rows: Sequence[Row],
-        canary: Sequence[Row],
-        samples: int,
-        settings: Mapping[str, object] | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-    ) -> None:
-        self.folder = folder
-        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self.runner = runner
-        self.rows = rows
-        self.canary = canary
-        self.samples = samples
-        inputs = [[asdict(r) for r in rows], [asdict(r) for r in canary], samples, PORTION, settings or {}]
+    folder: OnlineFolder
+    model: nn.Module
+    runner: RolloutRunner
+    rows: Sequence[Row]
+    canary: Sequence[Row]
+    samples: int
+    settings: Mapping[str, object] = field(default_factory=dict)
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    def __post_init__(self) -> None:
+        self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        rows, canary = ([asdict(row) for row in tasks] for tasks in (self.rows, self.canary))
+        inputs = [rows, canary, self.samples, PORTION, self.settings]
         self.measure = xxhash.xxh3_128_hexdigest(json.dumps(inputs, sort_keys=True, default=str).encode())
         """A checksum of the tasks and settings."""
         start = {n: p.detach().clone() for n, p in self.parameters.items()}
         started = partial(weights_in_place, self.parameters, start)
         self._read: tuple[str, dict[str, Tensor]] | None = None
-        self.guard = None if tokenizer is None else TextGuard(model, tokenizer, started)
+        self.guard = None if self.tokenizer is None else TextGuard(self.model, self.tokenizer, started)
 
     def go_on(self, queue: UpdateQueue) -> bool:
         """Measure the next portion of the candidate. Returns False if none waits. Raises StateError, QueueError."""

@@ -162,9 +162,12 @@ class FeedbackKeeper:
         return {"answers": [_listed(a) for a in sorted(open_, key=certainty)[:limit]]}
 
     def outcome(self, request: int) -> Mapping[str, Any]:
-        """Return the state of the last feedback on a request. Raises KeyError if there is none."""
-        outcome = self._outcomes[request]
-        return {"request": request, "accepted": outcome.accepted, **outcome.as_json()}
+        """Return the state of the last feedback on a request. `learned` is true once a version contains the update.
+        Raises KeyError if there is none."""
+        last = self._outcomes[request]
+        learned = {"learned": last.version is not None, "update": last.update, "version": last.version}
+        reason = {"reason": last.reason} if last.reason else {}
+        return {"request": request, "accepted": last.accepted, **learned, "samples": last.samples, **reason}
 
     def note_lost(self) -> None:
         """Give the reason for updates that wait, but that the queue has dropped or lost."""
@@ -344,8 +347,3 @@ class FeedbackOutcome:
                 self.update, self.reason = None, f"learning was rolled back: {row.get('message')}"
             elif kind == "snapshot" and row.get("action") == "published" and update >= self.update:
                 self.version, self.reason = int(row["version"]), ""
-
-    def as_json(self) -> dict[str, object]:
-        """Return the outcome as JSON. `learned` is true once a version contains the update."""
-        found = {"learned": self.version is not None, "update": self.update, "version": self.version}
-        return {**found, "samples": self.samples, **({"reason": self.reason} if self.reason else {})}
