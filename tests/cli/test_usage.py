@@ -40,6 +40,7 @@ HERE = Path(__file__).parent
         ([], "needs a terminal"),
         (["inspect"], "RUN"),
         (["inspect", "~nobody-at-all/run"], "an unknown user name"),
+        (["doctor", "--queue", "NO_QUEUE"], "--queue: NO_QUEUE is neither a URL nor an environment variable"),
         (["online", "--serve", "8000"], "--serve: online.serve: '8000' is not HOST:PORT"),
         (["online", "--serve", "127.0.0.1:80000"], "'127.0.0.1:80000' is not HOST:PORT with a port up to 65535"),
         (["online", "--serve", "http://127.0.0.1:8000"], "'http://127.0.0.1:8000' is not HOST:PORT"),

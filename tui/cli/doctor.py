@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -18,11 +18,9 @@ import typer
 
 from ...engine.launch import trainer
 from ...engine.launch.trainer import Fact
-from .common import ExitCode, Home, SetOption, ask, say
+from .common import ExitCode, Home, SetOption, ask, fail, say
 
 GIB = 1024**3
-TRAIN = "train"
-"""The extra that brings the trainer."""
 
 
 def doctor(
@@ -51,12 +49,18 @@ def doctor(
 ) -> None:
     """Check versions, devices, disk and terminal, and print how to get missing parts."""
     if server:
-        _servers(server, set_)
+        from ...engine.launch.rollout_servers import check_server
+        from .config import load
+
+        key = os.environ.get(load(None, set_).rollouts.api_key_env)
+        _tell((fact for url in server for fact in check_server(url, key)), "ready for rollouts")
         return
     if queue is not None:
         from ...engine.launch.redis_server import check_redis
 
-        url = queue if "://" in queue else os.environ.get(queue, "")
+        url = queue if "://" in queue else os.environ.get(queue)
+        if url is None:
+            fail(f"--queue: {queue} is neither a URL nor an environment variable that is set", ExitCode.USAGE)
         _tell(check_redis(url), "this server can keep the queue of online runs")
         return
     if model is not None:
@@ -67,7 +71,7 @@ def doctor(
 
 
 def _tell(findings: Iterable[Fact], nothing_missing: str) -> None:
-    """Print one line a finding. Exits with 1 if a part is missing."""
+    """Print one line per finding. Exit with 1 if a part is missing."""
     missing = 0
     for finding in findings:
         mark = {"good": "✓", "note": "·", "missing": "✗"}[finding.state]
@@ -77,15 +81,6 @@ def _tell(findings: Iterable[Fact], nothing_missing: str) -> None:
         say(f"{missing} requirement{'s' if missing > 1 else ''} missing")
         raise typer.Exit(ExitCode.FAILED)
     say(nothing_missing)
-
-
-def _servers(urls: Sequence[str], set_: list[str] | None) -> None:
-    from ...engine.launch.rollout_servers import check_server
-    from .config import load
-
-    key = os.environ.get(load(None, set_).rollouts.api_key_env)
-    facts = (fact for url in urls for fact in check_server(url, key))
-    _tell(facts, "ready for rollouts")
 
 
 def _memory(model: str, set_: list[str] | None) -> None:
@@ -103,7 +98,7 @@ def _memory(model: str, set_: list[str] | None) -> None:
 
 
 def _findings(home: Path) -> Iterator[Fact]:
-    from importlib import metadata  # here: it costs what a list of runs does
+    from importlib import metadata  # imported here, because it takes as long as listing runs
 
     yield Fact(
         "good", f"grpo-tui {metadata.version('grpo-tui')}, Python {platform.python_version()}, {platform.platform()}"
@@ -131,7 +126,7 @@ def packages() -> Iterator[Fact]:
         requirement = Requirement(line)
         found = re.search(r"extra == ['\"]([^'\"]+)", line)
         extra = found.group(1) if found else ""
-        needed = extra == "" or (extra == TRAIN and not light)
+        needed = extra == "" or (extra == "train" and not light)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
             continue
         name, advice = requirement.name, f"pip install '{requirement.name}{requirement.specifier}'"
@@ -153,7 +148,7 @@ def packages() -> Iterator[Fact]:
                     "note", "policies that read images need transformers 5.23", "pip install 'transformers>=5.23'"
                 )
     for extra, names in absent.items():
-        if extra not in (TRAIN, "test"):
+        if extra not in ("train", "test"):
             yield Fact("note", f"optional {', '.join(names)} not installed", f"pip install 'grpo-tui[{extra}]'")
 
 
@@ -211,7 +206,7 @@ def devices() -> Iterator[Fact]:
 
 
 def disk(home: Path) -> Fact:
-    """Yield the room for runs, and whether they may be written."""
+    """Return the free space for runs, and whether they can be written."""
     from ...engine.runs.paths import network_file_system
 
     existing = next(p for p in (home, *home.parents) if p.exists())
