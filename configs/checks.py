@@ -293,7 +293,7 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
             continue
         if os.path.exists(os.path.expanduser(path)):
             continue
-        right = rights.get(key, f"a path that exists; {start}")
+        right = rights.get(key, start)
         if key.startswith("data.") and "://" in path:
             right = "a hub id such as openai/gsm8k, or a file; URLs are not supported"
         yield Problem(key, f"there is no file or folder {path.strip() or repr(path)}", right)
