@@ -1,7 +1,7 @@
 """The folders at the root are the rooms of one package: `tui/` installs as `grpo_tui.tui`, and so on. `api/` is the
 package's own top: `api/recorder.py` installs as `grpo_tui.recorder`.
 
-Folders of data (`configs/presets`) are found like packages, so that their files come along.
+Folders of data (`configs/presets`) are found like packages, so that their files are included.
 """
 
 from setuptools import find_namespace_packages, setup

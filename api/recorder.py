@@ -379,7 +379,7 @@ def _plain(config: Mapping[str, object]) -> object:
 
 
 def _end_with_python(found: weakref.ref[Recorder]) -> None:
-    """End a run that nobody closed when the program ends: as crashed if an error ended it, or before its last step."""
+    """End a run that was not closed when the program ends: as crashed if an error ended it, or before its last step."""
     recorder, error = found(), getattr(sys, "last_value", None)
     if recorder is None or not recorder._thread.is_alive():
         return

@@ -81,7 +81,7 @@ def _in_folder(folder: Path) -> ModelFacts:
 
 
 def _parameters(folder: Path) -> int | None:
-    """Count the numbers of the weights that transformers loads. Copies in other forms may be beside them."""
+    """Count the numbers of the weights that transformers loads. The folder may also hold copies in other formats."""
     parts = _json(folder / "model.safetensors.index.json").get("weight_map")
     names = {"model.safetensors"}
     if isinstance(parts, Mapping) and not (folder / "model.safetensors").exists():

@@ -52,7 +52,7 @@ def _comment(description: str, accepts: str) -> str:
 
 
 def _entry(name: str, value: object) -> list[str]:
-    """Return the lines of a key. Lists and empty mappings stand in its line."""
+    """Return the lines of a key. Lists and empty mappings stay on one line."""
     dumped = partial(yaml.dump, Dumper=CoreDumper, sort_keys=False, allow_unicode=True, width=1000)
     if isinstance(value, list) or value == {}:
         return [f"{name}: {dumped(value, default_flow_style=True).strip()}"]

@@ -1,1 +1,1 @@
-"""What makes a run go: its record on disk, its processes, its agents, training and online learning."""
+"""The parts of a run: its record on disk, its processes, its agents, training and online learning."""

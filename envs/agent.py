@@ -31,8 +31,8 @@ class AgentTurn:
     """One turn of the agent. `token_span` is the `[start, end)` of its tokens in the row's `TokenArrays`.
 
     `stop_reason`: `stop` (end-of-turn token or stop string), `turn_limit`, `token_limit` (of the trajectory), `refused`
-    (the agent cannot continue this conversation; `problem` says why). `policy_version`: optimiser steps of the policy
-    that wrote the turn (None: unknown). `server`: address of the inference server that wrote it, or empty.
+    (the agent cannot continue this conversation; `problem` is the reason). `policy_version`: optimiser steps of the
+    policy that wrote the turn (None: unknown). `server`: address of the inference server that wrote it, or empty.
     """
 
     text: str

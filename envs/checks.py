@@ -29,7 +29,7 @@ _CLASSES = {"any": object, "string": str, "boolean": bool, "array": list, "objec
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a value.
+    """A fault of a value.
 
     brief: the value and the violated limit, for the agent, such as `x 900 >= 128`. right: the condition to meet, such
     as `0 <= x < 128`.

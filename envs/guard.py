@@ -127,7 +127,7 @@ def _outcome(function: Callable[[T], R], item: T) -> Outcome[R]:
 def beside(meanwhile: Callable[[], object], work: Callable[[], R]) -> R:
     """Do slow `work` on this thread, and call `meanwhile` again and again on another one until it is done.
 
-    The user's code stays on the main thread, which alone handles signals: timeouts of reward functions use them.
+    The user's code stays on the main thread, the only one that handles signals: timeouts of reward functions use them.
     """
     done = threading.Event()
 

@@ -34,7 +34,7 @@ class LiveRollout:
     steps: list[Step] = field(default_factory=list)
     answer: str | None = None
     correct: bool | None = None
-    """Whether the rollout was right, as of the last step that said so."""
+    """Whether the rollout was right, according to the last step that set it."""
     knows_success: bool = True
     stop_reason: str | None = None
     done: bool = False
@@ -137,7 +137,7 @@ class LiveRollout:
 
     @property
     def outcome(self) -> bool | None:
-        """Whether the rollout was right, by the verdict or the last step that said so: False after a limit if no step
+        """Whether the rollout was right, by the verdict or the last step that set it: False after a limit if no step
         said so, None if the environment failed or success is unknown."""
         if self.error is not None:
             return None

@@ -271,7 +271,7 @@ class Trajectory:
 
     @property
     def failed(self) -> bool:
-        """Whether the environment failed, so that the rewards say nothing about the policy."""
+        """Whether the environment failed, so that the rewards are meaningless."""
         return self.stop_reason in (StopReason.ERROR, StopReason.TIMEOUT)
 
     @property
@@ -318,7 +318,7 @@ class TokenArrays(Generic[A]):
 def token_rewards(trajectory: Trajectory, length: int) -> np.ndarray:
     """Assign the rewards of a trajectory's steps to its tokens, float32 [length].
 
-    Each goes on the last token that the agent wrote in that step. The reward of a step without tokens goes on the last
+    Each is on the last token that the agent wrote in that step. The reward of a step without tokens goes on the last
     token before it, and is dropped if there is none.
     """
     import numpy as np

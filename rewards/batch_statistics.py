@@ -150,7 +150,7 @@ def _noise(values: Sequence[float]) -> float:
 
 
 def fell(before: tuple[int, int], after: tuple[int, int], errors: float = ERRORS) -> bool:
-    """Return whether a rate fell by so many standard errors. before, after: successes and trials."""
+    """Return whether a rate fell by this many standard errors. before, after: successes and trials."""
     (a, n), (b, m) = before, after
     pooled = (a + b) / (n + m)
     error = math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m))

@@ -318,7 +318,7 @@ def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
 
 
 def goal(rollout: RolloutSummary) -> float:
-    """Return the reward for the task alone, or the whole reward if its parts are unknown."""
+    """Return the reward for only the task, or the whole reward if its parts are unknown."""
     parts = [v for n, v in rollout.contributions.items() if n in GOALS or n in rollout.goals]
     return math.fsum(parts) if parts else rollout.total or 0.0
 

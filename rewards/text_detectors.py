@@ -65,13 +65,14 @@ def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     side = 1 if last >= GROWTH * first else -1 if GROWTH * last <= first else 0
     known = _with_success(batches)
     better = improvement(known, limits)
-    correlation, (beside, share) = side and _paid(batches, lambda r: side * r.tokens), _paid_beside(batches, side)
+    correlation = side and _correlation(batches, lambda r: side * r.tokens)
+    beside, share = _length_slope(batches, side)
     follows, of = correlation > FOLLOWS and not better, "groups"
     if not follows:
         correlation, of = beside, "the right answers of groups"
     grave = bool(known) and beside > FOLLOWS and share > limits.advantage_share and not better
     grave = grave or (follows and (_explained_by_length(batches) > ALONE or held_out_fell(batches) is not None))
-    if correlation <= max(FOLLOWS, side * _paid(batches, _repeated)):
+    if correlation <= max(FOLLOWS, side * _correlation(batches, _repeated)):
         return []
     ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: -side * r.tokens))
     advice = "reward only right answers" if grave else "this is a fault unless such answers are better"
@@ -154,8 +155,8 @@ def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     if improvement(_with_success(batches), limits):
         return []
     rewarded = [b for b in batches if need.having(b, (need.REWARDS,))]
-    paid = _paid(rewarded, _repeated)
-    paid = paid if paid > max(FOLLOWS, _paid(rewarded, lambda r: r.tokens)) else 0.0
+    paid = _correlation(rewarded, _repeated)
+    paid = paid if paid > max(FOLLOWS, _correlation(rewarded, lambda r: r.tokens)) else 0.0
     evidence = f"and the reward pays for it (correlation {paid:.2f} within groups)" if paid else "more and more"
     worst = sorted(batches[-1].rollouts, key=lambda r: -_repeated(r))
     message = (
@@ -174,8 +175,8 @@ def copied_prompt(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     first, last = (b.fact("copied", lambda b: fmean(map(_copied, b.rollouts))) for b in (batches[0], batches[-1]))
     if last < COPIED or last - first < COPIED_RISE or improvement(_with_success(batches), limits):
         return []
-    correlation = _paid(batches, _copied)
-    if correlation <= max(FOLLOWS, _paid(batches, lambda r: r.tokens)):
+    correlation = _correlation(batches, _copied)
+    if correlation <= max(FOLLOWS, _correlation(batches, lambda r: r.tokens)):
         return []
     worst = sorted(batches[-1].rollouts, key=lambda r: -_copied(r))
     message = (
@@ -307,7 +308,7 @@ def _explained_by_length(batches: Sequence[Batch]) -> float:
     return 1 - fmean((b - a) ** 2 for a, b in pairwise(rewards)) / (2 * variance) if variance > 0 else 0.0
 
 
-def _paid_beside(batches: Sequence[Batch], side: int) -> tuple[float, float]:
+def _length_slope(batches: Sequence[Batch], side: int) -> tuple[float, float]:
     """Return the correlation of reward and length (negative length: side -1) within the right answers of groups, and
     the length's share of the advantage's variance: with b the slope there, and R and L reward and length minus their
     means in the group, b sum R L / sum R^2."""
@@ -324,7 +325,7 @@ def _paid_beside(batches: Sequence[Batch], side: int) -> tuple[float, float]:
     return correlation, slope * shared / math.fsum(y * y for y in rewards)
 
 
-def _paid(batches: Sequence[Batch], feature: Callable[[RolloutSummary], float]) -> float:
+def _correlation(batches: Sequence[Batch], feature: Callable[[RolloutSummary], float]) -> float:
     """Return the correlation of the reward with a feature within groups, or 0 if there is none."""
     return correlation_within(groups_of(r for b in batches for r in b.rollouts), feature, goal) or 0.0
 

@@ -154,7 +154,7 @@ def line(text: object, cells: int) -> str:
 
 
 def file_name(text: str) -> str:
-    """Return at most 80 characters of a text that can stand in the name of a file: ASCII letters, digits, `-_.`."""
+    """Return at most 80 characters of a text that is safe in a file name: ASCII letters, digits, `-_.`."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in text[:80])
 
 

@@ -164,8 +164,8 @@ class DecodingGraphs:
     A pass over one token per row launches hundreds of short kernels, and launching them from Python takes several times
     as long as running them. A graph launches all of them with one call. It is bound to a number of rows, a number of
     visible slots and the storage of one cache. Visible slots are rounded up, so that a few graphs serve a turn. The
-    mask hides slots beyond a row's tokens. If a model's pass cannot be captured (because it reads a number back, say),
-    all passes run from Python.
+    mask hides slots beyond a row's tokens. If a model's pass cannot be captured (for example, because it copies a
+    number to the CPU), all passes run from Python.
     """
 
     def __init__(self, decoder: Decoder, cache: RowCache) -> None:

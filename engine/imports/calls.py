@@ -72,8 +72,8 @@ def with_text_calls(message: Message) -> Message:
 
 
 def _from_text(body: str) -> list[Call]:
-    """Read what is between two tags: JSON (Hermes) or a list of it (Granite), or tags of Qwen-Coder (`<function=…>`) or
-    GLM (`<arg_key>`)."""
+    """Read the text between two tags: JSON (Hermes) or a list of it (Granite), or tags of Qwen-Coder (`<function=…>`)
+    or GLM (`<arg_key>`)."""
     data = parsed(body)
     found = data if isinstance(data, list) else [data]
     if found and all(isinstance(each, Mapping) and each.get("name") for each in found):

@@ -141,6 +141,6 @@ class _Rollouts:
         )
 
     def _advantage(self, row: TrajectoryRow) -> float | None:
-        """Return the advantage: NaN, which rows lack, if not the reward is what is not finite."""
+        """Return the advantage. Rows do not store NaN: of a row with NaN and a finite reward, the advantage was NaN."""
         finite = row.n not in self._nan or row.reward is None or not math.isfinite(row.reward)
         return None if not self._compared else row.advantage if finite else math.nan

@@ -76,7 +76,7 @@ def _outlives_run(run_dir: Path, name: str, state: Mapping[str, object]) -> bool
 
 
 def _is_alive(run_dir: Path, name: str, state: Mapping[str, object]) -> bool:
-    """Return whether to wait for a process. A process on another machine whose status says that it ended does not
+    """Return whether to wait for a process. A process on another machine whose status is an end does not
     count, even while that status is fresh."""
     ended_on_another_machine = is_elsewhere(state) and state.get("status") in ENDED
     alive = state["alive"] and not ended_on_another_machine and not _outlives_run(run_dir, name, state)

@@ -1,4 +1,4 @@
-"""`python -m grpo_tui.engine.policy.memory CONFIG`: the memory that a training needs, from the model's config alone.
+"""`python -m grpo_tui.engine.policy.memory CONFIG`: the memory that training needs, from the model's config.
 
 Only `config.json` is read. The model is built on torch's meta device, which holds no weights. The parts are listed, so
 that the user sees which setting to lower. This is an estimate: allocators keep more.

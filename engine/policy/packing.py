@@ -2,8 +2,8 @@
 
 The rollouts of a group share their prompt, and rows differ in length. So a micro-batch is packed into one row of N
 tokens: each distinct prompt once, then every rollout's own tokens. All layers that work per token run on these N
-tokens. Only attention looks across tokens, and `attention_layout` defines what each token may attend to. Tokens after
-the last scored one are dropped, since nothing depends on them. (Cf. Prefix Grouper, arXiv 2506.05433.)
+tokens. Only attention looks across tokens, and `attention_layout` defines which tokens each token attends to. Tokens
+after the last scored one are dropped, since nothing depends on them. (Cf. Prefix Grouper, arXiv 2506.05433.)
 """
 
 from __future__ import annotations

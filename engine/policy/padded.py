@@ -49,7 +49,7 @@ def padded_forward(
 
 
 def transforms_before_head(base: Any) -> bool:
-    """Return whether a part of the model lies between its body and the product with the vocabulary (ModernBERT's)."""
+    """Return whether a part of the model is between its body and the product with the vocabulary (ModernBERT's)."""
     known = (base.base_model, base.get_output_embeddings())
     return any(next(part.parameters(), None) is not None for part in base.children() if part not in known)
 

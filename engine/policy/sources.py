@@ -105,7 +105,7 @@ def _special_tokens(templated: PreTrainedTokenizerBase, known: PreTrainedTokeniz
 
 
 def without_embedding(tokenizer: PreTrainedTokenizerBase, embeddings: int) -> str:
-    """Return a token of the vocabulary or of the chat template that a model with so many embeddings lacks."""
+    """Return a token of the vocabulary or of the chat template that a model with this many embeddings lacks."""
     if tokenizer.vocab_size > embeddings:
         return repr(tokenizer.convert_ids_to_tokens(embeddings))
     beyond = {str(token) for index, token in tokenizer.added_tokens_decoder.items() if index >= embeddings}

@@ -1,4 +1,4 @@
-"""Recompute every number of a recorded training from the record alone, and compare it with the recorded number.
+"""Recompute every number of a training run from its record, and compare it with the recorded number.
 
 There is one module per kind of number: `rewards`, `advantages`, `replay`, `loss`, `metrics`. They report to `ledger`.
 Advantages and reward metrics use the functions of training (`rewards.advantages`, `rewards.metrics`).

@@ -18,7 +18,7 @@ from .rewards import Rewards
 
 
 def recompute(reader: RunReader, config: RunConfig) -> Report:
-    """Recompute every number of a recorded training. config: the run's own configuration.
+    """Recompute every number of a training run. config: the run's own configuration.
 
     Only training rollouts are checked, not those of requests or evaluations.
     """

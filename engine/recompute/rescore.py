@@ -1,4 +1,4 @@
-"""Compute rewards and advantages of a recorded training under another reward configuration.
+"""Compute rewards and advantages of a training run under another reward configuration.
 
 The result is exact for the recorded rollouts. In a real run, later rollouts would differ because the policy would have
 learned something else. Running statistics come from the record. Components without a weight were not recorded, so they

@@ -34,7 +34,7 @@ NAMES = {
 
 
 class MetricSink(Protocol):
-    """A further destination for metrics."""
+    """Another destination for metrics."""
 
     def log(self, step: int, metrics: Values, *, axis: str | None = None) -> None:
         """Log a step's metrics by name. A mapping is a distribution. axis: the metric that `step` is a value of."""
@@ -69,7 +69,7 @@ class StepRecorder:
     ) -> Values:
         """Record one optimiser step. Returns the metrics as recorded.
 
-        logs: from TRL. measured: further metrics of the trainer. rollouts: all rollouts sampled for the step. replayed:
+        logs: from TRL. measured: other metrics of the trainer. rollouts: all rollouts sampled for the step. replayed:
         rollouts of earlier steps in the batch. loss: the loss terms of each rollout in the batch, by rollout key.
         """
         started = time.perf_counter()

@@ -8,7 +8,7 @@ step. It fills up with complete groups, oldest first:
     steps_ahead < max_staleness   a slow group delays no step for `max_staleness` steps; groups of later steps replace
                                   it
 
-One version makes all rollouts of a group. Checkpoints contain none of this: a resumed run makes its next groups anew.
+One version makes all rollouts of a group. Checkpoints contain none of this. A resumed run repeats the generation.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class Rollout:
 
     @property
     def scorable(self) -> bool:
-        """False if the rollout failed in the environment, so that its reward says nothing about the policy."""
+        """False if the rollout failed in the environment, so that its reward is meaningless."""
         return self.trajectory is None or not self.trajectory.failed
 
     def mean_by_turn(self, values: np.ndarray) -> np.ndarray:

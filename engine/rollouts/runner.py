@@ -152,7 +152,7 @@ class RolloutRunner:
 
     `on_progress(ended, total)` receives the number of rollouts of a call. `watch` follows each trial.
     `judge(rollouts, rows, steps)` returns finished rollouts with the scores of reward functions (`judging.Judge`).
-    `fresh`: how many rollouts of a training prompt start anew; the others branch from these (`envs.tree`; None: none).
+    `fresh`: how many rollouts of a training prompt start at it; the others branch from these (`envs.tree`; None: none).
 
     `env_cache` maps (class path, canonical config) to the instance.
     """

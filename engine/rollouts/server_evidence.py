@@ -4,7 +4,7 @@ Rollouts of a prompt go to a server for reasons unrelated to the prompt, so with
 prompts are exchangeable. Each step ranks the first turns of each server's prompts among those of the others, within one
 version of the policy (a later turn may go to a server because of what was written before). The p-value of the rank sum
 is exact for any distribution; ties are broken at random. It becomes an e-value, whose mean under honest servers is at
-most 1. E-values are multiplied until their product falls below 1, where it starts anew (the CUSUM e-detector of Shin,
+most 1. E-values are multiplied until their product falls below 1, where it restarts (the CUSUM e-detector of Shin,
 Ramdas and Rinaldo, "E-detectors", 2023). A server is suspected if a product exceeds 1 / `ALPHA`. By Ville's inequality,
 this happens by chance within T steps, for S servers with four tests each, with a probability of at most 4 S T `ALPHA`,
 0.0003 for 8 servers and 10,000 steps. The difference must also be large enough to matter.

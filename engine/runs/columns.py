@@ -181,7 +181,7 @@ def listed(step: int | None, record: TrajectoryRecord) -> Listed:
 
 
 def _answer(trajectory: Trajectory) -> str | None:
-    """Return the answer. Without an answer, return the last text of a rollout that wrote only text (truncated, say)."""
+    """Return the answer, or without one, the last text of a rollout that wrote only text (a truncated answer)."""
     if trajectory.answer is None and trajectory.steps and all(s.label == TEXT for s in trajectory.steps):
         return trajectory.steps[-1].text
     return trajectory.answer

@@ -145,7 +145,7 @@ def run_branch(
 
 
 def _repeatable(config: RewardsConfig) -> RewardsConfig:
-    """Keep only rewards that depend on the rollout itself, not on its batch or the state of a training."""
+    """Keep only rewards that depend on the rollout itself, not on its batch or the state of training."""
     extra = {
         name: component.model_copy(update={"normalization": "none"})
         for name, component in config.extra_components.items()

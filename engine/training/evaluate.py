@@ -1,4 +1,4 @@
-"""`--mode eval`: rollouts of a policy on held-out tasks, recorded like those of a training.
+"""`--mode eval`: rollouts of a policy on held-out tasks, recorded like those of training.
 
 Tasks run in portions. A portion is recorded when its rollouts are complete, so a killed evaluation continues with the
 missing tasks. A task's seed follows from its number, so its rollouts do not depend on the other tasks of its portion.
@@ -66,7 +66,7 @@ def run_eval(
     check_tasks(kept, runner.environment, cast(ChatAgent, agent), config.training.max_trajectory_tokens)
     runner.judge = make_judge(config.environment, rows, special_texts(tokenizer) if tokenizer else ())
     runner.on_progress = lambda ended, total: writer.progress("evaluation", done + ended, len(tasks) * spec.samples)
-    # Curiosity and coherence depend on the state of a training. Task, reward functions and penalties do not.
+    # Curiosity and coherence depend on the state of training. Task, reward functions and penalties do not.
     rewards = config.rewards.model_copy(update={"w_curiosity": 0.0, "w_coherence": 0.0})
     scorer = Scorer(spec.samples, RewardOrchestrator(config=rewards, seed=config.seed))
     if tokenizer is not None:

@@ -67,7 +67,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
     facts = json.loads((folder / NUMBERS).read_text())
     groups = [{k: tuple(v) if k == "betas" else v for k, v in g.items()} for g in facts["param_groups"]]
     if (kind := facts.get("kind")) not in (None, _kind(optimizer)):
-        logger.warning("%s has the state of %s: %s begins anew", folder, kind, _kind(optimizer))
+        logger.warning("%s has the state of %s: %s starts empty", folder, kind, _kind(optimizer))
         optimizer.load_state_dict({"state": {}, "param_groups": groups})
         return
     state: dict[int, dict[str, Any]] = {int(i): dict(v) for i, v in facts["values"].items()}

@@ -1,4 +1,4 @@
-"""Initial pass rates for a training with `data.sampler: difficulty`."""
+"""Initial pass rates for a training run with `data.sampler: difficulty`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def draw_by_difficulty(
 
 
 def recorded_outcomes(run: Path) -> list[list[Outcome]]:
-    """Return the outcomes of each step of a recorded training, in order. Raises PassRatesError if there are none."""
+    """Return the outcomes of each step of a training run, in order. Raises PassRatesError if there are none."""
     with RunReader(run) as reader:
         found = [r for r in _rows(reader, "split:train") if r.correct is not None and r.stop_reason not in FAILED]
     if not found:

@@ -1,4 +1,4 @@
-"""`python -m grpo_tui.engine.training.previews CONFIG WHAT`: what the command line asks before a run is made.
+"""`python -m grpo_tui.engine.training.previews CONFIG WHAT`: answers for the command line before a run exists.
 
 | what | |
 |---|---|

@@ -1,4 +1,4 @@
-"""Communication between the processes of a training. With one process, nothing is sent."""
+"""Communication between the processes of a training run. With one process, nothing is sent."""
 
 from __future__ import annotations
 

@@ -259,9 +259,9 @@ class Resumable(FiniteUpdates):
                         part.load(folder)
                     except (FileNotFoundError, KeyError) as lost:  # it is whole: a setting or the format has changed
                         why = str(lost) if isinstance(lost, OSError) else f"another version wrote it, without {lost}"
-                        logger.warning("a part of the state begins anew: %s", why)
+                        logger.warning("a part of the state starts empty: %s", why)
                         if self.on_trouble is not None:
-                            self.on_trouble(f"a part of the state begins anew: {why}")
+                            self.on_trouble(f"a part of the state starts empty: {why}")
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the random states of Python, numpy and torch in this process."""

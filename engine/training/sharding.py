@@ -1,4 +1,4 @@
-"""Weights sharded over the processes of a training (FSDP2: torch's `fully_shard`).
+"""Weights sharded over the processes of a training run (FSDP2: torch's `fully_shard`).
 
 The loss and its gradient run on shards: each process gathers one decoder layer at a time. Rollouts, evaluations,
 log-probs and saving run inside `whole`, where each process holds all weights. A process then needs memory for the whole

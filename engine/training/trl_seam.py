@@ -90,7 +90,7 @@ def adaptive_entropy(trainer: GRPOTrainer) -> list[StatePart]:
 
 
 def clipping(trainer: GRPOTrainer, *, own_loss: bool, kl_estimator: str) -> Clipping:
-    """Return the configuration of TRL's loss, with an empty type if it has terms besides policy gradient and KL.
+    """Return the configuration of TRL's loss, with an empty type if it has terms other than policy gradient and KL.
 
     own_loss: it is replaced by a loss of `losses`.
     """

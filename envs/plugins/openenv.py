@@ -26,7 +26,7 @@ from . import optional
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
-BESIDE = ("done", "reward", "metadata")
+HIDDEN = ("done", "reward", "metadata")
 """Fields of an observation to hide from the policy."""
 ACT = "ACT"
 """The tool for actions that are not a single text."""
@@ -124,7 +124,7 @@ class OpenEnvEnv(MultiTurnEnv):
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if self.mcp and "tool_name" in observation:
             return _tool_result(observation)
-        values = {k: v for k, v in observation.items() if k not in BESIDE and v not in (None, "", [], {})}
+        values = {k: v for k, v in observation.items() if k not in HIDDEN and v not in (None, "", [], {})}
         if len(values) == 1 and isinstance(only := next(iter(values.values())), str):
             return only
         return json.dumps(values, ensure_ascii=False) if values else ""

@@ -115,7 +115,7 @@ class RunTools(Workspace):
             return ToolAnswer(untrusted=answer, next_offset=after, total=len(found), untrusted_notes=notes(reader))
 
     def recompute(self, run: Run, offset: Offset = 0) -> ToolAnswer[Recomputed]:
-        """Recompute the numbers of a training or dump from its record, and list those that differ."""
+        """Recompute the numbers of a training run or dump from its record, and list those that differ."""
         with self.open(run) as reader:
             try:
                 report = report_of(self.find(run), reader, "")

@@ -82,7 +82,7 @@ def _where(p: Palette, reading: Reading, now: float, width: int) -> list[HeaderF
 
 
 def _asked(reading: Reading, now: float) -> str:
-    """Return what was asked of the run, or an empty string if its status already shows it."""
+    """Return the pending request to the run, or an empty string if its status already shows it."""
     what = "learning " if reading.kind == "online" else ""
     when = "" if reading.kind == "online" else " after this step"
     seconds = 0.0 if reading.pending is None else now - reading.pending.time

@@ -1,4 +1,4 @@
-"""`grpo-tui branch`: continue a recorded rollout from a step, and measure what the step was worth."""
+"""`grpo-tui branch`: continue a recorded rollout from a step, and measure the value of the step."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def follow_to_end(run: RunInfo, *, out: Callable[[str], None] = say) -> None:
 
 
 def crash_reason(run: RunInfo) -> str:
-    """Return the cause of a crash in one line, as far as it is known."""
+    """Return the cause of a crash in one line, if known."""
     line = ((run.error or "").strip().splitlines() or [""])[-1]
     if line.startswith(VAGUE):
         line = last_error(run, "engine" if run.mode == "online" else "training") or line

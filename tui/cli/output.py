@@ -84,7 +84,7 @@ def fail(message: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:
 
 
 def ended_by(error: BaseException) -> int:
-    """Tell the person in a line how a command ended early, and return its exit code."""
+    """Print in one line how a command ended early, and return its exit code."""
     if isinstance(error, GrpoTuiError):
         warn(str(error))
         return error.exit_code
@@ -124,7 +124,7 @@ def ended_by(error: BaseException) -> int:
 
 
 def whole_text(text: str) -> str:
-    """Return a text in which `�` stands for a half of a UTF-16 pair, which no other program reads."""
+    """Return a text in which `�` replaces a half of a UTF-16 pair, which no other program reads."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

@@ -164,7 +164,7 @@ def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -
 
 
 def page_data(readers: Sequence[RunReader], names: Sequence[str], query: Query) -> bytes:
-    """Return the data as JSON that can stand in a script of HTML. Raises FilterError."""
+    """Return the data as JSON that is safe in an HTML script. Raises FilterError."""
     rollouts: list[bytes] = []
     contents = []
     for index, (reader, name) in enumerate(zip(readers, names, strict=True)):

@@ -1,4 +1,4 @@
-"""`grpo-tui rescore`: the advantages that a recorded training would have had with other rewards."""
+"""`grpo-tui rescore`: the advantages that a training run would have had with other rewards."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ class AdapterPublisher:
             self._published = [*(a for a in self._published if a.name != adapter.name), adapter]
         try:
             await self.pool.each(self._admit)
-            self.pool.weigh_anew()
+            self.pool.restore_shares()
             await self.pool.take_in()
             await self.pool.wait_for_one(wait_s)
         except BaseException:

@@ -1,10 +1,10 @@
 """All servers as one pool: their availability, the distribution of rollouts, and failure handling.
 
 Everything runs in one event loop on its own thread. Trainers call `run`, sessions of any loop call `generate`. A failed
-server is out: its requests go to another server with the same seeds, which gives the same tokens. Every `PROBE_S`
-seconds (less often after repeated failures) a task checks it, loads the adapters in use, and compares its log-probs of
-a fixed text. Then it is in again. A busy server (429, 503) stays in and gets a pause. A long turn is not a failure
-while its server works.
+server leaves the pool. Its requests go to another server with the same seeds, which gives the same tokens. Every
+`PROBE_S` seconds (less often after repeated failures) a task checks the server, loads the adapters in use, and compares
+its log-probs of a fixed text. If they match, it rejoins. A busy server (429, 503) stays and gets a pause. A long turn
+is not a failure while its server works.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class ServerPool:
 
         return self.run(leave())
 
-    def weigh_anew(self) -> None:
+    def restore_shares(self) -> None:
         """Restore the share of slow servers that passed verification as fast as others. Call it in the pool's loop."""
         proving = [s.client.proved_in_s for s in self.servers if s.up and s.client.proved_in_s]
         for server in self.servers:

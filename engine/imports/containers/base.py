@@ -83,7 +83,7 @@ def stat_of(path: str | Path) -> tuple[int, int]:
 
 
 def cached_by_file(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
-    """Cache a function of a path and further arguments until the file changes."""
+    """Cache a function of a path and other arguments until the file changes."""
 
     def decorate(function: Callable[..., _T]) -> Callable[..., _T]:
         @functools.lru_cache(maxsize=maxsize)

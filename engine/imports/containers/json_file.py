@@ -125,7 +125,7 @@ def is_long_line(stream: BufferedIOBase) -> bool:
 def is_cut(text: bytes) -> bool:
     """Return whether a text is a single line with an object that lacks its end, but has items."""
     with suppress(ValueError):
-        return b"\n" not in text and not text.endswith(b"}") and _mended(text) is not None
+        return b"\n" not in text and not text.endswith(b"}") and _repaired(text) is not None
     return False
 
 
@@ -164,7 +164,7 @@ def items(at: Callable[[int], BufferedIOBase], after: int, line: int) -> Iterato
         line += 1
         if problem is not None:
             begins = base + position
-            after_value = _behind(at(begins), begins)
+            after_value = _end_of_value(at(begins), begins)
             if after_value is None:
                 if text[position:].strip():
                     problem += "; the file is not read from here on"
@@ -183,7 +183,7 @@ def items(at: Callable[[int], BufferedIOBase], after: int, line: int) -> Iterato
         position = end
 
 
-def _behind(stream: BufferedIOBase, offset: int) -> int | None:
+def _end_of_value(stream: BufferedIOBase, offset: int) -> int | None:
     """Match brackets to find the end of an object or list that is too large or damaged; None if there is none. Both
     the object and the stream begin at byte `offset`."""
     depth, inside = 0, False
@@ -213,16 +213,16 @@ def _load(path: Path) -> tuple[object, str]:
     size = os.stat(path).st_size
     if size > 2 << 30:
         raise DumpError(f"{path}: one JSON document of {size >> 20} MiB cannot be read at once; write JSON lines")
-    return loaded_or_mended(path.read_bytes())
+    return loaded_or_repaired(path.read_bytes())
 
 
-def loaded_or_mended(data: bytes) -> tuple[object, str]:
+def loaded_or_repaired(data: bytes) -> tuple[object, str]:
     """Return the document of a text, and a sentence if its end is missing. Raises ValueError."""
     try:
         return loads(data), ""
     except ValueError as error:
         with suppress(ValueError):
-            return _mended(data), _CUT
+            return _repaired(data), _CUT
         raise error
 
 
@@ -232,7 +232,7 @@ def found_whole(document: object, problem: str, *, length: int) -> list[FoundDoc
     return [FoundDocument(0, length, 1, 1, document), *cut]
 
 
-def _mended(data: bytes) -> object:
+def _repaired(data: bytes) -> object:
     """Return an object without its unfinished end, see the top of this file. Raises ValueError if nothing is left."""
     brackets: list[int] = []
     commas: list[int] = []

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from ...runs.zstd import ZstdError, ZstdFile
 from ..errors import DumpError
 from .base import HEAD, MAX_DOCUMENT, TO_ITS_END, Container, FoundDocument, begins_json, cached_by_file, loads, stat_of
-from .json_file import JsonFile, begins_list, found_whole, is_cut, is_long_line, items, lines, loaded_or_mended
+from .json_file import JsonFile, begins_list, found_whole, is_cut, is_long_line, items, lines, loaded_or_repaired
 from .session import SessionFile
 
 MAX_TEXT = 16 << 30
@@ -146,7 +146,7 @@ def _whole_document(path: Path, unpacked: Callable[[BinaryIO], BufferedIOBase]) 
         data = _UpToDamage(unpacked(file)).read(MAX_WHOLE + 1)
     if len(data) > MAX_WHOLE:
         raise DumpError(f"{path}: one JSON document of more than 1 GiB cannot be read at once; write JSON lines")
-    return loaded_or_mended(data)
+    return loaded_or_repaired(data)
 
 
 class GzipLines(PackedLines):

@@ -104,7 +104,7 @@ REQUESTS = Documents("requests of a batch", _expected, when=lambda document, _: 
 
 
 def with_request(document: Document, origin: Origin) -> Document:
-    """Return an answer with the keys of its request, which is in a file of the same folder, or of one beside or above.
+    """Return an answer with the keys of its request, from a file in the same folder, or in a sibling or parent folder.
 
     Several batches may count from 0. Then their requests must be alike, or their files be named alike.
     """

@@ -60,7 +60,7 @@ def _rollout(document: Document, origin: Origin) -> Iterable[Item]:
 
 
 def _turn(step: Step, reward: float | None, advantage: float | None) -> Iterator[Message]:
-    """Yield the agent's message with its calls and their results, and what else the environment answered."""
+    """Yield the agent's message with its calls and their results, and other answers of the environment."""
     calls, rest = step.calls, step.observation
     if not calls and step.action is not None:
         calls = (Call(step.action, step.arguments, "", rest or None, step.error, step.parse_error),)

@@ -78,7 +78,7 @@ class Publisher:
         return False
 
     def finish(self) -> None:
-        """Offer the last updates for validation once no further request can come."""
+        """Offer the last updates for validation once no more requests can come."""
         if self.ledger.candidate is None and self.queue.get("ending") and self.ledger.commit():
             self.offer(at_once=True)
             self.queue.set(ending=False)

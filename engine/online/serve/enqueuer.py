@@ -21,7 +21,7 @@ IN_HAND = 64
 
 
 class Enqueuer:
-    """Accepts tasks without blocking. If the disk fails and memory is full, further tasks are dropped and counted in
+    """Accepts tasks without blocking. If the disk fails and memory is full, new tasks are dropped and counted in
     `lost`."""
 
     def __init__(self, updates: SqliteQueue, *, tell: Callable[[str], None] = log.warning) -> None:
@@ -43,7 +43,7 @@ class Enqueuer:
             self.lost += task is not None
 
     def gone(self, ids: Sequence[str]) -> Mapping[str, str]:
-        """Return the reason for each of these tasks that will never be learned from, as far as it is known now."""
+        """Return the reason for each of these tasks that will never be learned from, as known so far."""
         with contextlib.suppress(QueueError):
             return {} if self._waiting.unfinished_tasks else self._updates.gone(ids)
         return {}

@@ -136,7 +136,7 @@ class LiveAnswers:
         rows = [LiveRow(prompt, limit, sampling, seed, background=True) for seed in seeds]
         running = self.running.of(answer.policy_version)
         job = _Job(request, running, rows, lambda: finish(self._rollouts(request, rows)), lambda _: finish([]))
-        self._start(job, running.behind)
+        self._start(job, running.background)
 
     def advance(self) -> None:
         """Write one token for the rows of one version, or process the prompts of new rows.
@@ -232,7 +232,7 @@ class LiveAnswers:
         """
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # raises if the device itself is lost, which ends serving
-        waiting = [] if joining is None else [*running.waiting, *running.behind]
+        waiting = [] if joining is None else [*running.waiting, *running.background]
         lost = [row for row, job in self._jobs.items() if job.running is running and row not in waiting]
         if joining and not any(row.tokens for row in joining):  # only their prompts failed: the other rows continue
             lost = joining
@@ -245,7 +245,7 @@ class LiveAnswers:
                 self._streams.pop(row, None)
             job.fail(error)
         running.waiting = [row for row in running.waiting if row in self._jobs]
-        running.behind = [row for row in running.behind if row in self._jobs]
+        running.background = [row for row in running.background if row in self._jobs]
 
     def _finish(self, row: LiveRow) -> None:
         job = self._jobs.pop(row, None)

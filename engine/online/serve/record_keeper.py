@@ -65,7 +65,7 @@ class RecordKeeper:
     """Writes requests and journal rows. The step is the request number. No method raises into serving.
 
     engine: identifies this engine's requests in a journal shared by several engines. Updates for other engines are
-    recorded at the current step. sinks: further destinations for metrics, such as wandb. logs: the update logs of a
+    recorded at the current step. sinks: other destinations for metrics, such as wandb. logs: the update logs of a
     worker on this machine. Rows are copied only once they are logged, because the logs keep the row numbers if the
     queue is lost.
     """
@@ -86,7 +86,7 @@ class RecordKeeper:
         self._failed: set[str] = set()
 
     def requests(self, learned: Iterable[Learned], extra: Values, **positions: int) -> None:
-        """Write trajectories and metrics of answered requests. extra: further metrics for the last one. positions: how
+        """Write trajectories and metrics of answered requests. extra: metrics for the last one, too. positions: how
         many requests and rows have been answered, stored with them.
         """
         items = list(learned)

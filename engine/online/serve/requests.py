@@ -163,7 +163,7 @@ class RequestSource:
     """Pending requests: first callers (HTTP), then the rows of a file or of the environment, in order.
 
     The requests of a batch share sampling and version, and have at most `batch_tokens` tokens in total (a single
-    request may have more). When `max_waiting` callers wait, further ones are refused (queue.Full).
+    request may have more). When `max_waiting` callers wait, new ones are refused (queue.Full).
     """
 
     rows: InitVar[Iterable[Request]] = ()

@@ -27,7 +27,7 @@ class RunningBatch:
     tensors: dict[str, Tensor]
     batch: LiveBatch
     waiting: list[LiveRow] = field(default_factory=list)
-    behind: list[LiveRow] = field(default_factory=list)
+    background: list[LiveRow] = field(default_factory=list)
     """Background rows that wait to join."""
 
     @property
@@ -48,9 +48,9 @@ class RunningBatches:
         return sum(r.urgent for r in self.batches.values())
 
     @property
-    def behind(self) -> int:
+    def background(self) -> int:
         """Number of background rows that wait to join."""
-        return sum(len(r.behind) for r in self.batches.values())
+        return sum(len(r.background) for r in self.batches.values())
 
     def of(self, version: int | None) -> RunningBatch:
         """Return the batch of a version, by default the served one. Creates it if needed. Raises SnapshotError."""
@@ -63,7 +63,7 @@ class RunningBatches:
 
     def forget(self, running: RunningBatch) -> None:
         """Delete a batch without rows, unless its version is served."""
-        empty = not running.waiting and not running.behind and not len(running.batch)
+        empty = not running.waiting and not running.background and not len(running.batch)
         if empty and running.version != self._follower.version:
             self.batches.pop(running.version, None)
 
@@ -74,7 +74,7 @@ class RunningBatches:
         """
         every = self.batches.values()
         runnable = [r for r in every if r.urgent] or [
-            r for r in every if len(r.batch) or (r.behind and self._fits(r.behind[0]))
+            r for r in every if len(r.batch) or (r.background and self._fits(r.background[0]))
         ]
         if not runnable:
             return None
@@ -86,7 +86,7 @@ class RunningBatches:
 
     def joining(self, running: RunningBatch) -> list[LiveRow]:
         """Take the rows that join now: callers' texts or, if there are none, samples."""
-        queue = running.waiting or ([] if running.urgent else running.behind)
+        queue = running.waiting or ([] if running.urgent else running.background)
         rows: list[LiveRow] = []
         for row in queue:
             if (rows and sum(len(r.prompt) for r in (*rows, row)) > PROMPT_TOKENS) or not self._fits(row, rows):

@@ -103,7 +103,7 @@ class Serving:
         """Delivered single answers, with the samples of their votes, if any."""
 
     def run(self) -> bool:
-        """Serve until a stop request (returns False) or until no further request can come (returns True)."""
+        """Serve until a stop request (returns False) or until no more requests can come (returns True)."""
         while not self._stopped:
             in_progress = self.source.interrupted or self.live.busy or self._to_learn or self._feedback.waits
             if self._exhausted and not in_progress:
@@ -211,7 +211,7 @@ class Serving:
         if self._open_turns.hold(answer):
             return
         samples = self.engine.drawn_later if answer.gate.open and not answer.error else 0
-        if self.live.running.behind > BACKLOG * samples > 0:
+        if self.live.running.background > BACKLOG * samples > 0:
             closed = Gate(GateCode.NO_LABEL, "too many samples of earlier requests wait to be drawn")
             answer, samples = replace(answer, gate=closed), 0
         if samples:

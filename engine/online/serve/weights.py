@@ -249,7 +249,7 @@ class PooledWeights(WeightFollower):
         self._work.shutdown()
         self._agent.close()
 
-    # ------------------------------------------------------------------------------------------------ in this order
+    # ---------------------------------------------------------------------------------------------- a change of version
 
     def _offer(self, version: int, manifest: Manifest | None, tensors: dict[str, Tensor]) -> None:
         with self.holding(tensors):

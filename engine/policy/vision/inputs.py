@@ -1,4 +1,4 @@
-"""Arguments of a forward pass over rows with images, besides tokens and a mask.
+"""Arguments of a forward pass over rows with images, in addition to tokens and a mask.
 
 | argument | models | source |
 |---|---|---|

@@ -31,7 +31,7 @@ def _config(reader: RunReader) -> Mapping[str, object]:
 
 
 def recompute_trl(reader: RunReader) -> Report:
-    """Recompute every number of a training that `grpo_tui.trl.attach` recorded."""
+    """Recompute every number of a training run that `grpo_tui.trl.attach` recorded."""
     blocks = list(read_updates(reader.run_dir))
     declared = [block.data for block in blocks if block.kind == "settings"]
     settings = settings_of(declared[0] if declared else _config(reader))

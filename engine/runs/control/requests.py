@@ -1,7 +1,7 @@
 """Requests to a run and its answers: small files in its folder, so no process listens on a port.
 
 A request is `control/<id>.json`. Each process that acted on it adds `control/<id>.<process>.done`. Files appear by
-rename, so nobody reads a half-written file. The launcher empties the folder before it starts or resumes a run, so
+rename, so no reader sees a half-written file. The launcher empties the folder before it starts or resumes a run, so
 a request made while the run is loading is honoured.
 """
 

@@ -1,4 +1,4 @@
-"""When a checkpoint is due, and requests to a running training: pause, continue, save a checkpoint, stop."""
+"""When a checkpoint is due, and requests to a training run: pause, continue, save a checkpoint, stop."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_state_that_a_changed_setting_lacks_begins_anew_and_other_adapters_are_r
     (copied / "config.yaml").write_text(yaml.safe_dump(config))
     assert run(copied, resume=True) == 0
     assert recorded_steps(copied) == list(range(1, STEPS + 2))
-    anew = [message for message in events(copied, "record") if "begins anew" in message]
+    anew = [message for message in events(copied, "record") if "starts empty" in message]
     assert len(anew) == 2 and "another version wrote it, without 'absent'" in "".join(anew)
     keep_settings(copied)  # as the launcher does
     before = (copied / "config.yaml").read_text()

@@ -1,4 +1,4 @@
-"""The rollouts of a group in columns, their steps row by row: as many as fit, and the others on further pages."""
+"""The rollouts of a group in columns, their steps row by row: as many as fit, and the others on later pages."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ class Pane:
         """Handle a new size or place of the pane."""
 
     def refresh(self, *regions: Region) -> None:
-        """Paint parts of the pane again, and the border lines: titles, header and hints may show what has changed."""
+        """Paint parts of the pane again, and the border lines: titles, header and hints may have changed."""
         if self.frame is not None:
             if self.shown:
                 parts = [r.translate(self.region.offset) for r in regions] if regions else [self.region]

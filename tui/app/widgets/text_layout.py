@@ -31,7 +31,7 @@ Make = Callable[[], "Sequence[Line] | Sequence[FlowPart]"]
 
 class FlowPart:
     """Lines laid out together, or parts that replace it on first view. `key` identifies their text. `fold`: the text
-    that can be folded or opened, if the last line says so."""
+    that can be folded or opened, if the last line shows that it can."""
 
     __slots__ = ("fold", "key", "lines", "make", "rows")
 

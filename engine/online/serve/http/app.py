@@ -200,7 +200,7 @@ class Api:
     def _request(
         self, http: HttpRequest, row: Mapping[str, object], body: Asked, max_tokens: int | None, **more: Any
     ) -> Request:
-        """Build the request for the engine. more: further fields of `Sampling`. Raises HttpProblem."""
+        """Build the request for the engine. more: other fields of `Sampling`. Raises HttpProblem."""
         version = None if body.model is None else self._version(body.model)
         try:
             request = parse_request(row, self.backend.environment)
