@@ -65,7 +65,8 @@ class OpenEnvEnv(MultiTurnEnv):
         self.options = dict(options or {})
         self.success_score, self.knows_success = success_score, success_score is not None
         optional("websockets.sync.client", "openenv")
-        fields = self._action_fields()
+        action_schema = self._action_schema()
+        fields = {k: v for k, v in (action_schema.get("properties") or {}).items() if k not in ("metadata", "type")}
         self.mcp = {"tool_name", "arguments"} <= fields.keys()
         texts = [name for name, schema in fields.items() if schema.get("type") == "string"]
         self.field = action or (texts[0] if len(fields) == 1 and texts else None)
@@ -75,7 +76,7 @@ class OpenEnvEnv(MultiTurnEnv):
             self.tools = self._listed_tools()
         elif self.field is None:
             required = [name for name, schema in fields.items() if "default" not in schema]
-            schema = {"properties": fields, "required": required}
+            schema = {**action_schema, "properties": fields, "required": required}
             self.tools = (tool_of_schema(ACT, "Acts in the environment.", schema),)
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, int | str]]:
@@ -129,13 +130,12 @@ class OpenEnvEnv(MultiTurnEnv):
             return only
         return json.dumps(values, ensure_ascii=False) if values else ""
 
-    def _action_fields(self) -> dict[str, dict[str, object]]:
+    def _action_schema(self) -> dict[str, Any]:
         try:
             with urllib.request.urlopen(f"{self.url}/schema", timeout=self.turn_timeout_s) as answer:
-                schema = json.load(answer)["action"]
+                return json.load(answer)["action"]
         except Exception as problem:  # a network or an unknown server may fail in any way
             raise ValueError(f"there is no OpenEnv server at {self.url}: {one_line(problem)}") from problem
-        return {k: v for k, v in (schema.get("properties") or {}).items() if k not in ("metadata", "type")}
 
     def _listed_tools(self) -> tuple[ToolSpec, ...]:
         episode = ServerEpisode(self.url, self.turn_timeout_s)
@@ -181,7 +181,8 @@ class ServerEpisode:
         found = answer.get("data") or {}
         if answer.get("type") != "error":
             return found
-        code, message = found.get("code"), " ".join(str(found.get("message") or found).split())
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in found.get("errors") or ()]
+        code, message = found.get("code"), " ".join(": ".join([str(found.get("message") or found), *faults]).split())
         if code == "CAPACITY_REACHED":
             raise ConnectionError(
                 f"{message}: the server needs max_concurrent_envs of at least training.prompts_per_step times "

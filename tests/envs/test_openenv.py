@@ -22,7 +22,8 @@ from .scripts import ByteAgent
 pytest.importorskip("websockets", reason="needs the extra openenv")
 
 GUESS = {"properties": {"guess": {"type": "string"}, "metadata": {"type": "object", "default": {}}}}
-MOVE = {"properties": {"x": {"type": "integer"}, "why": {"type": "string", "default": ""}}, "required": ["x"]}
+WHY = {"$defs": {"Why": {"type": "string"}}, "required": ["x"]}
+MOVE = {"properties": {"x": {"type": "integer"}, "why": {"$ref": "#/$defs/Why", "default": ""}}, **WHY}
 TEXT, NUMBER, OBJECT = {"type": "string"}, {"type": "integer"}, {"type": "object"}
 CALL = {"properties": {"type": {"const": "call_tool"}, "tool_name": TEXT, "arguments": OBJECT}}
 ADD = {"name": "add", "description": "Adds.", "input_schema": {"properties": {"a": NUMBER}, "required": ["a"]}}
@@ -70,7 +71,8 @@ class Server:
             return await self.say(socket, {"tool_name": "add", "result": result, "error": None}, 0.5, total > 5)
         given = data.get("guess", data.get("x"))
         if not str(given).lstrip("-").isdigit():
-            return await self.error(socket, "VALIDATION_ERROR", "guess must be a number")
+            errors = [{"loc": ["guess"], "msg": "must be a number"}]  # as pydantic names them
+            return await self.error(socket, "VALIDATION_ERROR", "Invalid message", errors=errors)
         right = int(given) == wanted  # type: ignore[arg-type]
         return await self.say(socket, {"text": "right" if right else "wrong", "tries": []}, float(right), right)
 
@@ -78,8 +80,8 @@ class Server:
         data = {"observation": observation, "reward": reward, "done": done}
         await socket.send_text(json.dumps({"type": "observation", "data": data}))
 
-    async def error(self, socket: WebSocket, code: str, message: str) -> None:
-        await socket.send_text(json.dumps({"type": "error", "data": {"code": code, "message": message}}))
+    async def error(self, socket: WebSocket, code: str, message: str, **more: object) -> None:
+        await socket.send_text(json.dumps({"type": "error", "data": {"code": code, "message": message, **more}}))
 
     def __enter__(self) -> Server:
         self.thread.start()
@@ -112,7 +114,7 @@ def test_the_whole_turn_is_an_action_of_one_text(guessing: Server) -> None:
     assert slow.prompt == "Play.\n\nguess a number, hint 4"
     assert [s.observation for s in slow.steps] == ["wrong", "right"]
     assert (quick.env_reward, quick.correct, quick.stop_reason) == (1.0, True, "answer")
-    assert lost.steps[0].error == "guess must be a number" and lost.correct is True
+    assert lost.steps[0].error == "Invalid message: guess: must be a number" and lost.correct is True
     assert never.stop_reason == "max_turns" and never.correct is False
     assert (guessing.open, guessing.closed) == (0, 4)
 
