@@ -95,8 +95,10 @@ def checked_verdicts(verdicts: object, n: int) -> list[Verdict | None]:
 
 
 def _checked_verdict(verdict: Verdict) -> Verdict:
-    """Return the verdict. A score that is not a number fails only its own rollout."""
+    """Return the verdict. A wrong value in it fails only its own rollout."""
     _expect(verdict, Verdict, "finish returned {} among its verdicts")
+    if not isinstance(verdict.correct, bool | np.bool_ | None):
+        return Verdict(error=f"finish returned {describe(verdict.correct)} as correct, not a bool")
     for score in verdict.scores:
         if score.value is not None and not math.isfinite(score.value):
             return Verdict(error=f"finish returned {score.value} as the score {score.name}")

@@ -8,7 +8,7 @@ from grpo_tui.envs.loading import EnvLoadError, canonical_config, load_env_class
 from grpo_tui.envs.plugins import PLUGINS
 
 SOURCE = """
-from grpo_tui.envs import MultiTurnEnv, StepResult
+from grpo_tui.envs import Argument, MultiTurnEnv, StepResult, ToolSpec
 
 class HalfEnv(MultiTurnEnv):
     def reset(self, task):
@@ -23,6 +23,12 @@ class WholeEnv(HalfEnv):
 
     def step(self, state, call):
         return StepResult("")
+
+class PythonType(WholeEnv):
+    tools = (ToolSpec("GO", "Goes.", (Argument("n", "int"),)),)
+
+class NoSpec(WholeEnv):
+    tools = ("GO",)
 
 NOT_A_CLASS = 3
 """
@@ -49,6 +55,8 @@ def test_a_class_is_found_by_module_and_by_file(tmp_path: Path):
         ("grpo_tui.envs.calculator.CalculatorState", "must be a subclass"),
         ("missing.py:Env", "there is no file missing.py"),
         ("{file}:HalfEnv", "does not define step"),
+        ("{file}:PythonType", "an argument of the tool GO must be Argument(name, type) with a type among integer, "),
+        ("{file}:NoSpec", "tools must be a tuple of ToolSpec, but one is 'GO'"),
         ("{file}:NOT_A_CLASS", "must be a subclass"),
         ("{broken}:Env", "running broken.py failed: SyntaxError"),
         ("{needy}:Env", "running needy.py failed: ModuleNotFoundError: No module named 'no_such_thing'"),

@@ -310,14 +310,16 @@ def test_a_broken_reset_costs_its_own_rollouts(how: str):
 def test_a_score_that_is_no_number_costs_its_own_rollout():
     class Judging(TroubleEnv):
         def finish(self, states: Any) -> list[Verdict]:
+            scores = [ComponentScore("style", value) for value in (0.5, float("nan"), 0.5)]
             return [
-                Verdict((ComponentScore("style", float("nan") if i else 0.5),), correct=True)
-                for i in range(len(states))
+                Verdict((score,), correct=right)  # type: ignore[arg-type]
+                for score, right in zip(scores, (True, True, "yes"), strict=True)
             ]
 
-    first, second = Judging().run_trial([{}], ByteAgent(lambda *_: do("end")), 2)["trajectories"]
+    first, second, third = Judging().run_trial([{}], ByteAgent(lambda *_: do("end")), 3)["trajectories"]
     assert first.correct and first.steps[-1].scores == (ComponentScore("style", 0.5),)
     assert second.stop_reason == "error" and second.error == "finish returned nan as the score style"
+    assert third.error == "finish returned a str as correct, not a bool"
 
 
 def test_hanging_rollouts_wait_together_not_one_after_the_other():
