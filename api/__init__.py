@@ -13,17 +13,11 @@ if TYPE_CHECKING:
     from grpo_tui.engine.imports.rollout import Score as Score
     from grpo_tui.recorder import Recorder as Recorder
 
-_HOMES = {
-    "Recorder": "grpo_tui.recorder",
-    "Rollout": "grpo_tui.engine.imports.rollout",
-    "Message": "grpo_tui.engine.imports.rollout",
-    "Score": "grpo_tui.engine.imports.rollout",
-}
-
 __all__ = ["Message", "Recorder", "Rollout", "Score"]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    home = "grpo_tui.recorder" if name == "Recorder" else "grpo_tui.engine.imports.rollout"
+    return getattr(import_module(home), name)

@@ -48,23 +48,15 @@ def load_env_class(path: str) -> type[Env]:
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise EnvLoadError(f'"{path}" cannot be used: it does not define {missing}')
-    if problem := _misdeclared(found.tools):
-        raise EnvLoadError(f'"{path}": {problem}')
-    return found
-
-
-def _misdeclared(tools: object) -> str:
-    """Describe the first fault in the tools that a class declares; empty if there is none."""
-    for tool in tools if isinstance(tools, tuple | list) else ():
+    for tool in found.tools if isinstance(found.tools, tuple | list) else ():
         if not isinstance(tool, ToolSpec):
-            return f"tools must be a tuple of ToolSpec, but one is {tool!r}"
-        for argument in tool.arguments:
-            if not isinstance(argument, Argument) or argument.type not in TYPES:
-                right = f"Argument(name, type) with a type among {', '.join(TYPES)}"
-                return (
-                    f"an argument of the tool {tool.name} must be {right}, not {getattr(argument, 'type', argument)!r}"
-                )
-    return ""
+            raise EnvLoadError(f'"{path}": tools must be a tuple of ToolSpec, but one is {tool!r}')
+        wrong = [a for a in tool.arguments if not isinstance(a, Argument) or a.type not in TYPES]
+        if wrong:
+            right = f"Argument(name, type) with a type among {', '.join(TYPES)}"
+            given = getattr(wrong[0], "type", wrong[0])
+            raise EnvLoadError(f'"{path}": an argument of the tool {tool.name} must be {right}, not {given!r}')
+    return found
 
 
 def make_env(path: str, config: Mapping[str, object] | None = None, tokenizer: object = None) -> Env:

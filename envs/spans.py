@@ -75,20 +75,19 @@ class Spans:
 
 def joined(spans: Sequence[Span]) -> list[Span]:
     """Merge overlapping spans, then those with the smallest gaps, until at most `MOST` remain."""
+    merged = _merged(sorted(spans), 0.0)
+    if len(merged) > MOST:
+        gaps = sorted(after[0] - before[1] for before, after in pairwise(merged))
+        merged = _merged(merged, gaps[len(merged) - MOST - 1])
+    return merged
+
+
+def _merged(spans: Iterable[Span], gap: float) -> list[Span]:
+    """Merge spans, which are in order, if at most `gap` seconds are between them."""
     merged: list[Span] = []
-    for start, ended in sorted(spans):
-        if merged and start <= merged[-1][1]:
+    for start, ended in spans:
+        if merged and start - merged[-1][1] <= gap:
             merged[-1] = (merged[-1][0], max(merged[-1][1], ended))
         else:
             merged.append((start, ended))
-    if len(merged) <= MOST:
-        return merged
-    pauses = sorted(after[0] - before[1] for before, after in pairwise(merged))
-    shortest = pauses[len(merged) - MOST - 1]
-    kept = merged[:1]
-    for start, ended in merged[1:]:
-        if start - kept[-1][1] <= shortest:
-            kept[-1] = (kept[-1][0], ended)
-        else:
-            kept.append((start, ended))
-    return kept
+    return merged

@@ -65,7 +65,7 @@ def load_mcp_tools(path: str) -> tuple[McpTool, ...]:
     """Load all tools of the server that `path` names. Raises EnvLoadError."""
     server = McpServer(path.removeprefix(MCP).strip())
     try:
-        declared = server.tools()
+        declared = wait(server.list_tools(), START_SECONDS)
     except Exception as problem:  # a server, its command or the network may fail in any way
         raise EnvLoadError(f'environment.tools: "{path}": {_why_not(server.target, problem)}') from problem
     if not declared:
@@ -83,10 +83,6 @@ class McpServer:
         self.target = target
         self._opened: Opened | None = None
 
-    def tools(self) -> list[dict[str, Any]]:
-        """Return the answer of `tools/list`. Exceptions of the connection propagate."""
-        return wait(self._list(), START_SECONDS)
-
     def call(self, name: str, arguments: Mapping[str, object]) -> dict[str, Any]:
         """Return the answer of `tools/call`. Raises RuntimeError if there is none."""
         try:
@@ -94,7 +90,8 @@ class McpServer:
         except Exception as problem:
             raise RuntimeError(f"the MCP server {self.target} did not answer {name}: {_reason(problem)}") from problem
 
-    async def _list(self) -> list[dict[str, object]]:
+    async def list_tools(self) -> list[dict[str, Any]]:
+        """Return the answer of `tools/list`. Exceptions of the connection propagate."""
         session, _ = await asyncio.shield(self._open())
         answer = _plain(await session.list_tools())
         found = [*answer["tools"]]
