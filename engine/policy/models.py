@@ -299,7 +299,7 @@ def _check_trained(peft: PeftConfig, adapters: str, lora: LoraSection) -> None:
     more: dict[str, Any] = asked.pop("peft", {})
     for key, value in (asked | more).items():
         own = getattr(peft, {"alpha": "lora_alpha", "dropout": "lora_dropout"}.get(key, key), value)
-        own = sorted(own) if isinstance(own, set) else own
+        own = sorted(own) if isinstance(own, (set, list)) else own
         if (sorted(value) if isinstance(value, list) else value) != own:
             raise ModelLoadError(
                 f"model.lora: {key} is {value}, but the adapters in {adapters} have {own} and stay as they are: leave "

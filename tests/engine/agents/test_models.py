@@ -250,11 +250,12 @@ def test_what_a_person_reads_when_adapters_cannot_be_loaded(base, tmp_path):
         ({"target_modules": ["q_proj"]}, r"model.lora: target_modules is \['q_proj'\], but"),
         ({"peft": {"use_dora": True}}, "model.lora: use_dora is True, but"),
         ({}, ""),
-        ({"target_modules": ["v_proj", "q_proj"]}, ""),
+        ({"target_modules": ["v_proj", "q_proj"], "peft": {"layers_to_transform": [1, 0]}}, ""),
     ],
 )
 def test_settings_that_differ_from_the_given_adapters_are_refused(base: Path, tmp_path: Path, changed: Any, said: str):
-    made = config(base).model_copy(update={"lora": LoraSection(r=4, target_modules=["q_proj", "v_proj"])})
+    lora = LoraSection(r=4, target_modules=["q_proj", "v_proj"], peft={"layers_to_transform": [0, 1]})
+    made = config(base).model_copy(update={"lora": lora})
     folder = save_adapters(cast(PeftModel, load_policy(made)[0]), tmp_path)
     asked = made.model_copy(update={"lora": LoraSection(**{"r": 4, **changed})})
     with pytest.raises(ModelLoadError, match=said) if said else contextlib.nullcontext():
