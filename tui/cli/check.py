@@ -144,7 +144,7 @@ def _recompute(reference: str, info: RunInfo, formula: str, as_json: bool) -> No
 
 
 def report_of(info: RunInfo, reader: RunReader, formula: str) -> Report:
-    """Recompute the numbers of a record: a training run of this program, one of TRL, or rollouts of another one."""
+    """Recompute the numbers of a record: of this program, of TRL, or rollouts of another framework."""
     from ...engine.recompute.check import recompute
     from ...engine.recompute.dumps import FORMULAS, recompute_dump
     from ...engine.recompute.trl.check import is_trl, recompute_trl

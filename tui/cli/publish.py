@@ -108,4 +108,4 @@ def _warn_of_base(folder: Path) -> None:
     except (OSError, ValueError, KeyError):
         return
     if Path(str(base)).is_dir():
-        warn("the base model of these adapters is a local folder: others need its hub id, or push --merged")
+        warn("others cannot load these adapters, because their base model is a local folder: use push --merged")
