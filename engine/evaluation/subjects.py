@@ -1,17 +1,21 @@
-"""Policies that can be evaluated: a run, one of its checkpoints, adapters, a model, or an endpoint."""
+"""Policies to evaluate, or to serve for a chat: a run, a checkpoint of it, adapters, a model, or an endpoint."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 from urllib.parse import urlsplit
 
-from ...configs.schema import RunConfig
+from ...configs.schema import CHAT_ENV, RunConfig
+from ...configs.sections import EnvironmentConfig, LoggingConfig, OnlineConfig, RewardsConfig, RolloutsConfig
 from ...configs.sections.model import ENDPOINT
 from ..launch.find import RunNotFound, find_run
 from ..launch.settings import read_config
+from ..launch.start import start_run
 from ..runs.health.checkpoints import checkpoint_folder, policies
 from ..runs.paths import adapters_dir
+from ..runs.types import RunInfo
 from .results import EvaluationError
 
 BASE = "base"
@@ -101,3 +105,31 @@ def find_subject(text: str, runs_dir: Path, model: str | None = None) -> Subject
         raise EvaluationError(f"run {run.id} has neither saved adapters nor a checkpoint; `{run.id}@base` is its start")
     step, folder = max(kept.items())
     return Subject(text, config, str(folder), step, path)
+
+
+def start_chat(policy: str, runs_dir: Path) -> RunInfo:
+    """Start a server for a policy (`RUN`, `RUN@STEP` or `RUN@base`) as a separate run that does not learn. Its address
+    appears once the weights are loaded.
+
+    The server stops when this process ends, because this process holds the other end of the server's standard input.
+    Raises EvaluationError, RunNotFound, ConfigError, and the errors of `start_run`.
+    """
+    subject = find_subject(policy, runs_dir)
+    if subject.run is None or subject.evaluation is not None:
+        raise EvaluationError(f"{policy} has no policy of its own: chat with the run that it evaluates")
+    config = subject.configure(subject.run)
+    if config.model.is_endpoint:
+        raise EvaluationError(f"{policy} is an endpoint: chat with its server directly")
+    length = subject.run.training.max_trajectory_tokens
+    changed = {
+        "mode": "online",
+        "name": f"chat with {subject.name}",
+        "environment": EnvironmentConfig(class_path=CHAT_ENV, eval_tasks=0),
+        "rewards": RewardsConfig(w_curiosity=0.0, w_coherence=0.0),  # they compare turns and need a forward pass
+        "rollouts": RolloutsConfig(),  # this process answers, even if the run used servers
+        "logging": LoggingConfig(wandb="off"),
+        "online": OnlineConfig(
+            updates=False, serve="127.0.0.1:0", max_turn_tokens=min(512, length), max_trajectory_tokens=length
+        ),
+    }
+    return start_run(config.model_copy(update=changed), runs_dir=runs_dir, stdin=PIPE)

@@ -212,7 +212,7 @@ async def test_chat_with_a_checkpoint_of_a_finished_run(trained: Path) -> None:
 def test_the_server_of_a_checkpoint_stops_when_the_app_is_killed(trained: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import sys, time, pathlib; from grpo_tui.engine.evaluation.chat import start_chat; "
+        "import sys, time, pathlib; from grpo_tui.engine.evaluation.subjects import start_chat; "
         "print(start_chat(sys.argv[1], pathlib.Path(sys.argv[2])).path, flush=True); time.sleep(600)"
     )
     command = [sys.executable, str(program), str(trained), str(trained.parent)]

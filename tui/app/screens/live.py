@@ -256,7 +256,7 @@ class LiveScreen(ChartKeys, RequestKeys):
         hint = f"steps {', '.join(map(str, kept[-12:])) or 'none'} · base: before training · empty: the last step"
 
         def start(step: str) -> None:
-            from ....engine.evaluation.chat import start_chat  # imported here: it loads the configuration classes
+            from ....engine.evaluation.subjects import start_chat  # imported here: it loads the configuration classes
 
             self.say("Starting a process that serves this policy…")
             policy = f"{self.reads.path}@{step}" if step else str(self.reads.path)
