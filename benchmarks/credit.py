@@ -23,8 +23,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import spearmanr
 
+from grpo_tui.configs.sections.training import METHODS
 from grpo_tui.engine.evaluation.statistics import mean_interval
-from grpo_tui.rewards.advantages import METHODS, packaged_method
+from grpo_tui.rewards.advantages import packaged_method
 from grpo_tui.rewards.advantages.base import ComponentPart, Returns
 
 ROLLOUTS = 8

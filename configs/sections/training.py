@@ -17,6 +17,7 @@ OwnCode = Annotated[str, Field(pattern=r"[.:]", description="file.py:Name for yo
 
 TRL_LOSSES: tuple[str, ...] = get_args(TRLLoss)
 OWN_LOSSES: tuple[str, ...] = get_args(OwnLoss)
+METHODS: tuple[str, ...] = get_args(Advantages)
 
 
 class Optimisation(Section):

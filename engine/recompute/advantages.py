@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 
 from ...configs.sections.rewards import SHAPED
-from ...configs.sections.training import TrainingConfig
-from ...rewards.advantages import METHODS, AdvantageMethod, packaged_method
+from ...configs.sections.training import METHODS, TrainingConfig
+from ...rewards.advantages import AdvantageMethod, packaged_method
 from ...rewards.advantages.base import Group, Returns, learnable, parts_of, states_of
 from ...rewards.advantages.teacher import TEACHER, with_teacher
 from ...rewards.breakdown import GOAL, AdvantageFormula, AdvantageTerm

@@ -15,8 +15,9 @@ from typing import Any
 
 from ...configs.errors import GrpoTuiError
 from ...configs.schema import RunConfig
+from ...configs.sections.training import METHODS
 from ...envs.trajectory import ComponentScore, Trajectory
-from ...rewards.advantages import METHODS, packaged_method
+from ...rewards.advantages import packaged_method
 from ...rewards.breakdown import AdvantageFormula, ComponentValue, NormalizedBy, RewardBreakdown, StepReward
 from ...rewards.metrics import moments
 from ...rewards.penalties import BUILT_IN, Episode

@@ -9,8 +9,9 @@ import numpy as np
 
 from ...configs.errors import GrpoTuiError
 from ...configs.sections.rewards import SHAPED
+from ...configs.sections.training import METHODS
 from ...envs.user_code import UserCodeError, find_class
-from ...rewards.advantages import METHODS, AdvantageMethod, packaged_method
+from ...rewards.advantages import AdvantageMethod, packaged_method
 from ...rewards.advantages.base import Among, Returns, Scale, parts_of, states_of
 from ...rewards.breakdown import AdvantageFormula
 from .rollout import Rollout

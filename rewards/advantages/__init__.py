@@ -8,22 +8,9 @@ path/to/file.py:Class`.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, get_args
 
 from .base import AdvantageMethod as AdvantageMethod
 from .base import Among
-
-if TYPE_CHECKING:
-    METHODS: tuple[str, ...]
-
-
-def __getattr__(name: str) -> tuple[str, ...]:
-    """Load `METHODS`, the names of the package's methods, lazily: screens use this package without pydantic."""
-    if name != "METHODS":
-        raise AttributeError(name)
-    from ...configs.sections.training import Advantages
-
-    return get_args(Advantages)
 
 
 def packaged_method(name: str, among: Among = "peers") -> AdvantageMethod:

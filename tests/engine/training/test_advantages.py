@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from grpo_tui.configs.plain_data import from_plain
-from grpo_tui.configs.sections.training import Advantages
+from grpo_tui.configs.sections.training import METHODS, Advantages
 from grpo_tui.engine.rollouts.advantages import (
     AdvantageError,
     advantage_method,
@@ -24,7 +24,6 @@ from grpo_tui.engine.rollouts.advantages import (
 from grpo_tui.engine.rollouts.rollout import Rollout
 from grpo_tui.engine.rollouts.scoring import Scorer
 from grpo_tui.envs.trajectory import Trajectory
-from grpo_tui.rewards.advantages import METHODS
 from grpo_tui.rewards.advantages.base import EPSILON, Returns, spread, total
 from grpo_tui.rewards.breakdown import AdvantageFormula, AdvantageTerm, ComponentValue, RewardBreakdown, StepReward
 from grpo_tui.tui.advantage import equation

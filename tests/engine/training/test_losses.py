@@ -9,13 +9,12 @@ import pytest
 import torch
 from trl.trainer.grpo_config import GRPOConfig
 
-from grpo_tui.configs.sections.training import OWN_LOSSES, TRL_LOSSES, TrainingConfig
+from grpo_tui.configs.sections.training import METHODS, OWN_LOSSES, TRL_LOSSES, TrainingConfig
 from grpo_tui.engine.rollouts.advantages import advantage_method
 from grpo_tui.engine.training import TrainingError
 from grpo_tui.engine.training.losses import LossInputs, kl_of_tokens, own_loss, sum_over_tokens
 from grpo_tui.engine.training.losses.reinforce import reinforce
 from grpo_tui.engine.training.processes import check_supported
-from grpo_tui.rewards.advantages import METHODS
 
 from .parts import make_trainer, playback_rows, policy
 
