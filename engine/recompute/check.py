@@ -1,19 +1,22 @@
-"""Check a whole record, one step after another."""
+"""Check a whole record, one step after another, and selective sample replay: the buffer and the draws of each step."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 
 from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
+from ...configs.sections.training import ReplayConfig
 from ..runs.read.reader import RunReader
 from ..runs.types import Use
 from .advantages import AdvantageCheck
 from .items import RecordedRollout, steps_of
-from .ledger import Report
+from .ledger import SINGLE, Report
 from .loss import Loss
 from .metrics import StepMetrics
-from .replay import Replay
 from .rewards import Rewards
 
 
@@ -23,7 +26,7 @@ def recompute(reader: RunReader, config: RunConfig) -> Report:
     Only training rollouts are checked, not those of requests or evaluations.
     """
     in_force = [(e.step, e.data) for e in reader.events(kinds=["rewards"], limit=100_000)]
-    return recompute_steps(steps_of(reader), metrics_of(reader), config, in_force)
+    return recompute_steps(steps_of(reader), reader.metrics.by_step(), config, in_force)
 
 
 def recompute_steps(
@@ -74,11 +77,54 @@ def recompute_steps(
     return report
 
 
-def metrics_of(reader: RunReader) -> dict[int, dict[str, float]]:
-    """Return all metrics by step and name."""
-    found: dict[int, dict[str, float]] = {}
-    for name in reader.metrics.names():
-        for step, value in reader.metrics.points(name):
-            if value is not None:
-                found.setdefault(step, {})[name] = value
-    return found
+@dataclass(frozen=True)
+class ReplayEntry:
+    """A rollout in the buffer. magnitude: the mean of |advantage| over its agent tokens."""
+
+    id: str
+    version: int
+    magnitude: float
+    advantage: float
+
+
+class Replay:
+    """Follows the buffer, one step after another."""
+
+    def __init__(self, config: ReplayConfig, report: Report) -> None:
+        self.config = config
+        self.report = report
+        self.entries: list[ReplayEntry] = []
+
+    def step(self, step: int, drawn: Sequence[tuple[RecordedRollout, Use]], signal: Sequence[RecordedRollout]) -> None:
+        """Check the draws of a step, then add its rollouts to the buffer."""
+        version = step - 1
+        self.entries = [e for e in self.entries if version - e.version <= self.config.max_age]
+        weights = [
+            e.magnitude**self.config.alpha * math.exp(-(version - e.version) / self.config.tau) for e in self.entries
+        ]
+        total = math.fsum(weights)
+        by_id = {e.id: (e, w / total if total else 0.0) for e, w in zip(self.entries, weights, strict=True)}
+        for item, use in drawn:
+            place = f"step {step}, replay of rollout {item.row.id}"
+            entry, probability = by_id.get(item.row.id, (None, 0.0))
+            self.report.same(place, "in the buffer", True, entry is not None)
+            self.report.number(place, "weight of replay", use.weight, probability, tolerance=1e-4)
+            right = None if entry is None else entry.advantage
+            self.report.number(place, "advantage of replay", use.advantage, right, tolerance=SINGLE, size=1.0)
+        for item in signal:
+            entry = ReplayEntry(
+                item.row.id, item.record.policy_version or 0, _magnitude(item), item.record.advantage or 0.0
+            )
+            if entry.magnitude > 0:
+                self.entries.append(entry)
+        del self.entries[: max(len(self.entries) - self.config.capacity, 0)]
+
+
+def _magnitude(item: RecordedRollout) -> float:
+    tokens = item.tokens
+    if tokens is not None and tokens.advantages is not None:
+        values = [abs(a) for a, mask in zip(tokens.advantages, tokens.agent_mask, strict=True) if mask]
+    else:
+        pairs = zip(item.record.step_advantages, item.tokens_by_turn, strict=False)
+        values = [abs(a) for a, n in pairs for _ in range(n)]
+    return fmean(values) if values else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ..schema import LAST_STEP, SPANS
 from .record import Record
@@ -19,6 +20,15 @@ class Metrics:
 
     def names(self) -> list[str]:
         return [name for (name,) in self._record.all("SELECT name FROM metric_names ORDER BY id")]
+
+    def by_step(self, keep: Callable[[str, float], bool] = lambda *_: True) -> dict[int, dict[str, float]]:
+        """Return the values to `keep` by step and name."""
+        found: dict[int, dict[str, float]] = {}
+        for name in self.names():
+            for step, value in self.points(name):
+                if keep(name, value):
+                    found.setdefault(step, {})[name] = value
+        return dict(sorted(found.items()))
 
     def points(
         self, name: str, *, after_step: int = -1, until_step: int | None = None, max_points: int | None = None

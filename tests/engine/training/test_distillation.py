@@ -15,7 +15,7 @@ from peft import PeftModel
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.launch.settings import read_config
 from grpo_tui.engine.policy.models import load_base, load_policy
-from grpo_tui.engine.recompute.check import metrics_of, recompute, recompute_steps
+from grpo_tui.engine.recompute.check import recompute, recompute_steps
 from grpo_tui.engine.recompute.items import steps_of
 from grpo_tui.engine.rollouts.distillation import Distillation, reverse_kl
 from grpo_tui.engine.rollouts.rollout import Rollout
@@ -63,7 +63,7 @@ def test_the_advantage_of_each_token_is_the_teachers_lead(teacher: Path, tmp_pat
     folder = trained(tmp_path, str(teacher), distillation={"weight": 0.5, "with_reward": with_reward})
     with RunReader(folder) as reader:
         steps = list(steps_of(reader))
-        metrics = metrics_of(reader)
+        metrics = reader.metrics.by_step()
     for step, items in steps:
         agents, leads = [], []
         for item in items:
@@ -91,7 +91,7 @@ def test_the_advantage_of_each_token_is_the_teachers_lead(teacher: Path, tmp_pat
 def test_a_wrong_advantage_of_a_token_is_found(teacher: Path, tmp_path: Path) -> None:
     folder = trained(tmp_path, str(teacher))
     with RunReader(folder) as reader:
-        steps, metrics = list(steps_of(reader)), metrics_of(reader)
+        steps, metrics = list(steps_of(reader)), reader.metrics.by_step()
     step, items = steps[1]
     tokens = items[0].tokens
     assert tokens is not None

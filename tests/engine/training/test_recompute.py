@@ -15,7 +15,7 @@ import yaml
 
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.launch.settings import read_config
-from grpo_tui.engine.recompute.check import metrics_of, recompute, recompute_steps
+from grpo_tui.engine.recompute.check import recompute, recompute_steps
 from grpo_tui.engine.recompute.items import RecordedRollout, steps_of
 from grpo_tui.engine.runs.paths import DATABASE
 from grpo_tui.engine.runs.read.reader import RunReader
@@ -69,7 +69,7 @@ def training(place: Path, compared: str) -> Recorded:
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     assert run(folder) == 0
     with RunReader(folder) as reader:
-        return Recorded(folder, read_config(folder), list(steps_of(reader)), metrics_of(reader))
+        return Recorded(folder, read_config(folder), list(steps_of(reader)), reader.metrics.by_step())
 
 
 def two_steps(place: Path, rewards: dict[str, Any] | None = None, **settings: Any) -> Path:
@@ -159,7 +159,7 @@ def test_metrics_of_dynamic_sampling_are_of_all_its_rounds(tmp_path):
     assert run(folder) == 0
     with RunReader(folder) as reader:
         report = recompute(reader, read_config(folder))
-        metrics = metrics_of(reader)
+        metrics = reader.metrics.by_step()
         for step, items in steps_of(reader):
             totals = [i.record.breakdown.total or 0.0 for i in items if i.record.breakdown is not None]
             assert len(totals) > 3 * 4, "no further round was made"
@@ -216,7 +216,7 @@ def test_what_the_environment_pays_comes_out_again_too(tmp_path):
         step, index, chosen = paid[0]
         changed = change("record.breakdown.steps.0.components.environment.raw")(chosen)
         dict(steps)[step][index] = changed
-        assert recompute_steps(steps, metrics_of(reader), read_config(folder)).wrong
+        assert recompute_steps(steps, reader.metrics.by_step(), read_config(folder)).wrong
 
 
 def pays(item: RecordedRollout) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from grpo_tui.engine.launch.settings import read_config
-from grpo_tui.engine.recompute.check import metrics_of, recompute, recompute_steps
+from grpo_tui.engine.recompute.check import recompute, recompute_steps
 from grpo_tui.engine.recompute.items import steps_of
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
@@ -125,7 +125,7 @@ def test_a_score_that_was_changed_afterwards_is_found(tmp_path: Path, monkeypatc
     folder = train(tmp_path, monkeypatch, WAYS["functions"])
     with RunReader(folder) as reader:
         (step, items), *more = steps_of(reader)
-        metrics = metrics_of(reader)
+        metrics = reader.metrics.by_step()
     trajectory = items[0].record.trajectory
     (changed,) = (replace(s, scores=tuple(replace(x, value=9.0) for x in s.scores)) for s in trajectory.steps)
     record = replace(items[0].record, trajectory=replace(trajectory, steps=(changed,)))
