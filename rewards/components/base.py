@@ -40,11 +40,6 @@ class RewardInputs:
     states: Tensor | None
     penalties: Sequence[Sequence[tuple[Penalty, ...]]]
 
-    @property
-    def env_rewards(self) -> list[float]:
-        """The environment's own reward of each step [N]."""
-        return [step.reward or 0.0 for step in self.steps]
-
 
 Values = tuple[Tensor, Tensor]
 """Raw rewards, float64 [N], and a mask of where they are defined, bool [N]."""

@@ -55,7 +55,7 @@ class EnvironmentReward(RewardComponent):
             dtype=torch.bool,
         )
         defined = ~(batch.last & judged)
-        values = torch.tensor(batch.env_rewards, dtype=torch.float64)
+        values = torch.tensor([step.reward or 0.0 for step in batch.steps], dtype=torch.float64)
         self.seen = self.seen or bool(values[defined].any())
         return (values, defined) if self.counts and self.seen else None
 
