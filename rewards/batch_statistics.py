@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -37,6 +37,14 @@ def halves(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch]]:
 def rollouts_of(batches: Iterable[Batch]) -> list[RolloutSummary]:
     """Return the rollouts of all batches."""
     return [r for b in batches for r in b.rollouts]
+
+
+def length_of(rollouts: Iterable[RolloutSummary]) -> tuple[str, Callable[[RolloutSummary], float]]:
+    """Return the finest unit in which the length of all rollouts is known, and the function that returns it."""
+    found = list(rollouts)
+    texts = any(r.characters for r in found)
+    unit = "tokens" if all(r.tokens for r in found) else "characters" if texts else "turns"
+    return unit, lambda r: getattr(r, unit) or 0
 
 
 def total_of(rollout: RolloutSummary) -> float:

@@ -57,10 +57,13 @@ class RolloutSummary:
     """A tool call failed, or the record does not show which part of the rollout failed."""
     text: str = ""
     """The beginning of the agent's text; empty: unknown."""
+    characters: int = 0
+    """The length of the agent's text; 0: unknown."""
     task: str = ""
     """The id of the task; empty: unknown."""
     expected: str | None = None
     answer: str | None = None
+    """Empty: none could be read; None: unknown, as in records of other trainers."""
     cut: bool = False
     """A limit ended the last turn."""
     prompt: str = ""
@@ -191,14 +194,13 @@ def rollout_of(
     *,
     advantage: float | None = None,
     surprise: float | None = None,
-    entropy: float | None = None,
-    masked: bool = False,
-    in_loss: bool | None = None,
-    used: float | None = None,
+    loss: Any = None,
+    selected: bool = False,
     read: tuple[str, str] | None = None,
 ) -> RolloutSummary:
-    """Summarise a trajectory and its reward for detectors. tokens: agent tokens in the loss. entropy: the sum over
-    these tokens. read: the text of the tokens before the first turn, and of the tokens after them.
+    """Summarise a trajectory and its reward for detectors. tokens: agent tokens in the loss. loss: the rollout's
+    `LossTerms` of the step. selected: whether training put it into the batch. read: the text of the tokens before the
+    first turn, and of the tokens after them.
 
     A component with unknown weight counts as its raw value. The components then do not sum to the reward.
     """
@@ -209,6 +211,8 @@ def rollout_of(
             if known is not None:
                 sums[name] += known
     written = sum(end - start for start, end in (s.token_span for s in trajectory.steps))
+    text = "\n".join(s.text for s in trajectory.steps)
+    masked = loss is not None and loss.tokens == 0
     return RolloutSummary(
         trajectory.id,
         trajectory.group,
@@ -224,21 +228,22 @@ def rollout_of(
         any(s.unreadable for s in trajectory.steps),
         bool(trajectory.error),
         any(s.error for s in trajectory.steps),
-        "\n".join(s.text for s in trajectory.steps)[:TEXT_KEPT],
+        text[:TEXT_KEPT],
+        len(text),
         trajectory.prompt_id,
         trajectory.expected,
-        trajectory.answer,
+        trajectory.answer or ("" if written else None),
         trajectory.cut,
         "" if trajectory.images or trajectory.seen else trajectory.prompt[-TEXT_KEPT:],
         written,
         advantage,
         surprise,
-        entropy / tokens if entropy is not None and 0 < tokens <= written and not masked else None,
+        loss.entropy / tokens if loss is not None and 0 < tokens <= written and not masked else None,
         masked,
-        in_loss,
-        used,
+        loss is not None or (False if selected else None),
+        None if loss is None else loss.advantage,
         None if read is None else _unread(trajectory.prompt, read[0]),
-        None if read is None else _unread("\n".join(s.text for s in trajectory.steps), read[1]),
+        None if read is None else _unread(text, read[1]),
         None if trajectory.images or trajectory.seen else hash(tuple(s.observation for s in trajectory.steps)),
     )
 

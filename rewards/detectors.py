@@ -297,8 +297,8 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
 @detector(share=True)
 def unreadable_calls(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts with an unparsable call."""
-    found = _frequent("contain an unreadable call, so the tool never ran", batches, lambda r: r.unreadable)
-    return _unless_learning(found, batches, limits)
+    better = improvement(batches, limits)  # the policy makes such mistakes while it learns its tools
+    return _frequent("contain an unreadable call, so the tool never ran", batches, lambda r: r.unreadable, better)
 
 
 @detector(share=True, urgent=0.25)
@@ -310,26 +310,21 @@ def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
 @detector(share=True, urgent=0.5, reports="errors")
 def tool_errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts with failed calls."""
-    found = _frequent("have a failed tool call", batches, lambda r: r.call_failed, "tools")
-    return _unless_learning(found, batches, limits)
-
-
-def _unless_learning(found: list[Finding], batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Return hints if the policy improves. It makes such mistakes while it learns its tools."""
-    better = improvement(batches, limits) if found else ""
-    changed = [replace(f, message=f"{f.message[:-1]}, while {better}.", severity="hint") for f in found]
-    return changed if better else found
+    return _frequent("have a failed tool call", batches, lambda r: r.call_failed, improvement(batches, limits), "tools")
 
 
 def _frequent(
-    message: str, batches: Sequence[Batch], has: Callable[[RolloutSummary], bool], subject: str = ""
+    message: str, batches: Sequence[Batch], has: Callable[[RolloutSummary], bool], better: str = "", subject: str = ""
 ) -> list[Finding]:
+    """Find many rollouts that have something. It is a hint if the policy gets `better` all the same."""
     rollouts = [r for b in batches for r in b.rollouts]
     hit = [r for r in rollouts if has(r)]
     if len(hit) <= TROUBLE_SHARE * len(rollouts):
         return []
-    sentence = f"{len(hit):,} of {len(rollouts):,} rollouts {message}."
-    return [Finding(sentence, len(hit) / len(rollouts), TROUBLE_SHARE, ids_of(hit), subject, began=batches[0].step)]
+    share, while_ = len(hit) / len(rollouts), f", while {better}" if better else ""
+    sentence = f"{len(hit):,} of {len(rollouts):,} rollouts {message}{while_}."
+    severity: Severity = "hint" if better else "warning"
+    return [Finding(sentence, share, TROUBLE_SHARE, ids_of(hit), subject, severity, batches[0].step)]
 
 
 def improvement(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:

@@ -19,7 +19,7 @@ from .detectors import DETECTORS, SOON, Detector, Finding
 
 log = logging.getLogger(__name__)
 
-for _kind in ("reward", "learning", "record", "advantage", "verdict", "text", "held_out"):
+for _kind in ("learning", "record", "reward", "verdict", "text", "held_out"):
     import_module(f".{_kind}_detectors", __package__)  # each registers its detectors, which report in this order
 
 _Key = tuple[str, str, str]

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean, variance
 
+from ..configs import metric_names as metric
 from ..configs.errors import count as counted
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
@@ -92,6 +93,22 @@ def reward_against_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
         f"success on held-out tasks fell from {best:.0%} to {latest:.0%}."
     )
     return [Finding(message, best - latest, GAP, ids_of(evidence), began=batches[0].step)]
+
+
+@detector(need.KL, need.HELD_OUT, reports="kl_rise")
+def drift(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Find a KL that rises while held-out success falls, even if training success rises."""
+    lowest = min(batches, key=lambda b: b.metrics[metric.KL_MEAN])
+    rise = batches[-1].metrics[metric.KL_MEAN] - lowest.metrics[metric.KL_MEAN]
+    if rise <= limits.kl_rise or (fell_from := held_out_fell(batches)) is None:
+        return []
+    best, latest = fell_from
+    message = (
+        "the policy leaves its reference, and gets worse: lower the learning rate, or make fewer updates per batch. KL "
+        f"to the reference rose by {rise:.2g} nats per token in {len(batches)} steps, and success on held-out tasks "
+        f"fell from {best:.0%} to {latest:.0%}."
+    )
+    return [Finding(message, rise, limits.kl_rise, ids_of(batches[-1].rollouts), began=(lowest.step or 0) + 1)]
 
 
 @detector(need.PROMPTS, need.ANSWERS, need.HELD_OUT)

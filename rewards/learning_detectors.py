@@ -35,19 +35,24 @@ UNSEEN_KL, WARM_KL = 1e-3, 1e-2
 learning rate rises throughout the window."""
 LEAP = 3.0
 """A KL that rises by this multiple of its limit is a warning, even if success does not fall."""
+CHARACTERS = 4
+"""Characters of a token, if the tokens are unknown."""
 NOISE = 1.5
 """KL counts as noise up to this multiple of its value before the first update."""
 QUOTED = 60
 """Maximum characters of an answer to quote in a finding."""
 PHRASE = 3
-"""Tokens per phrase: words and single punctuation marks."""
+"""Tokens per phrase: words and punctuation marks, such as `####`."""
 SHARE, SHARE_RISE = 0.7, 0.4
 """Minimum share of wrong answers with a phrase, and minimum rise of the share, that show a reward for the phrase."""
 GRADED_SHARE, GRADED_RISE = 0.5, 0.3
 """The same for all answers, if success is unknown. The task may require a phrase as its format, so a phrase counts only
 if it is repeated in the answer, or if all answers with it earn the same reward below 1."""
+FEW, FILLED = 8, 0.25
+"""Minimum wrong answers of a step, and minimum share of an answer that a repeated phrase fills. A long answer repeats
+phrases, too."""
 
-_TOKEN = re.compile(r"\\?\w+|[^\w\s]")
+_TOKEN = re.compile(r"\\?\w+|([^\w\s])\1*")
 
 Phrase = tuple[str, ...]
 
@@ -59,7 +64,7 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
     known = all(r.correct is not None for b in batches for r in b.rollouts)
     parts = (before, after, batches[:1], batches[-1:])
     early, late, first, last = ([r for r in rollouts_of(part) if not r.correct] for part in parts)
-    if not first or not last:
+    if min(len(first), len(last)) < FEW:
         return []
     rise = _mean(late) - _mean(early)
     total = _mean(r for b in after for r in b.rollouts) - _mean(r for b in before for r in b.rollouts)
@@ -88,7 +93,8 @@ def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findi
         f"{'wrong ' * known}answers contain it ({initial:.0%} at first). In {len(batches)} steps their reward rose by "
         f"{rise:.2g}, mostly through {component}, and {success}."
     )
-    return [Finding(message, share, least, ids_of(evidence), component, began=after[0].step)]
+    severity = "hint" if known and improvement(batches, limits) else "warning"
+    return [Finding(message, share, least, ids_of(evidence), component, severity, after[0].step)]
 
 
 @detector(need.KL)
@@ -207,7 +213,7 @@ def _kl_still(
         return []
     latest = kl[len(kl) // 2 :]
     noise = batches[0].metrics.get(metric.KL_UNCHANGED, kl[0] if batches[0].step in (0, 1) else 0.0)
-    lengths = [r.tokens for b in updates for r in b.rollouts if r.tokens]
+    lengths = [r.tokens or r.characters / CHARACTERS for r in rollouts_of(updates) if r.tokens or r.characters]
     limit = WARM_KL if warming else 0.0 if improvement(batches, limits) else UNSEEN_KL
     unseen = limit / fmean(lengths) if lengths else 0.0
     value, floor = abs(fmean(latest)), unseen
@@ -229,9 +235,11 @@ def _kl_still(
 
 def _shares(rollouts: Sequence[RolloutSummary], once: set[Phrase] | None) -> dict[Phrase, float]:
     """Return the share of texts with each phrase. A phrase must repeat in a text unless it is in `once` (None: all)."""
-    counts = Counter(
-        p for r in rollouts for p, n in Counter(_phrases(r.text)).items() if n > 1 or once is None or p in once
-    )
+    counts = Counter[Phrase]()
+    for rollout in rollouts:
+        phrases = Counter(_phrases(rollout.text))
+        least = max(2, FILLED * phrases.total() / PHRASE)
+        counts.update(p for p, n in phrases.items() if once is None or p in once or n >= least)
     return {phrase: n / len(rollouts) for phrase, n in counts.items()}
 
 
@@ -245,7 +253,7 @@ def _paid_alone(rollouts: Sequence[RolloutSummary]) -> set[Phrase]:
 
 
 def _phrases(text: str) -> list[Phrase]:
-    tokens = _TOKEN.findall(text)
+    tokens = [found[0] for found in _TOKEN.finditer(text)]
     return [tuple(tokens[i : i + PHRASE]) for i in range(len(tokens) - PHRASE + 1)]
 
 

@@ -15,7 +15,7 @@ from ..configs import metric_names as metric
 from ..configs.errors import count as counted
 from ..configs.sections.rewards import DiagnosisConfig
 from . import batches as need
-from .batch_statistics import SAME, deviation, groups_of, rollouts_of
+from .batch_statistics import SAME, deviation, groups_of, rollouts_of, total_of
 from .batches import GOALS, Batch, RolloutSummary
 from .detectors import LEAST_ENTROPY, Finding, detector, ids_of, improvement, other_logprobs
 
@@ -184,7 +184,7 @@ def prompt_cut(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
 def mixed_groups(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find groups that mix rollouts of several tasks or prompts."""
     groups = groups_of(batches[-1].rollouts)
-    mixed = [g for g in groups if len({(r.task, r.prompt) for r in g}) > 1]
+    mixed = [g for g in groups if len({r.task for r in g}) > 1 or len({r.prompt for r in g} - {""}) > 1]
     if len(mixed) <= DISTINCT * len(groups):
         return []
     message = (
@@ -281,7 +281,8 @@ def no_diversity(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     groups = [g for g in groups_of(rollouts_of(batches[-STEPS:])) if len(g) > 2]
     same = [g for g in groups if len({r.text for r in g}) == 1]
     share = len(same) / len(groups) if groups else 0.0
-    wrong = [g for g in same if not all(r.correct for r in g)]
+    highest = max((total_of(r) for g in groups for r in g), default=0.0)
+    wrong = [g for g in same if not all(r.correct or (r.correct is None and r.total == highest) for r in g)]
     certain = any(FROZEN < b.metrics.get(metric.ENTROPY, math.inf) < LEAST_ENTROPY for b in batches[-STEPS:])
     early = len(batches) == STEPS and batches[0].step in (0, 1) and share > ALL_ALIKE and not certain
     solved = len(wrong) <= (1 - ALIKE) * len(groups)

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from statistics import fmean, stdev
+from statistics import fmean
 
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
@@ -21,15 +21,16 @@ from .batch_statistics import (
     groups_of,
     halves,
     held_out_fell,
+    length_of,
     mean_total,
     rollouts_of,
     spread_of,
 )
 from .batches import Batch, RolloutSummary
 from .detectors import SLIP, Finding, Severity, detector, fall_of, ids_of, improvement
-from .record_detectors import ENOUGH, STEPS, Z, correlation_within, goal, within
+from .record_detectors import ENOUGH, STEPS, correlation_within, goal, within
 from .reward_detectors import mean_component
-from .verdict_detectors import is_expected
+from .verdict_detectors import gains_of, is_expected, surely_positive
 
 FOLLOWS = 0.7
 """Minimum correlation of reward and length, or reward and repetition, within groups."""
@@ -43,8 +44,9 @@ COPIED, COPIED_RISE = 0.5, 0.25
 """Mean share of a prompt's words in its text, and its rise."""
 SPREAD, SPREAD_RISE = 0.5, 0.3
 """Share of texts with a word that is paid for, and its rise."""
-WORDS = 4
-"""Minimum words of a text to measure repetition."""
+WORDS, PART = 4, 50
+"""Minimum words of a text to measure repetition, and words of a part of it."""
+Length = Callable[[RolloutSummary], float]
 ONE = 0.8
 """Share of the most frequent answer."""
 CUT = 0.5
@@ -61,24 +63,25 @@ LEAST_KL = 0.05
 def length_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find a reward that follows length within groups, or among their right answers, while texts become longer, or the
     reverse. It is a hint if the length explains part of the reward and held-out success does not fall."""
-    first, last = (fmean(r.tokens for r in b.rollouts) for b in (batches[0], batches[-1]))
+    unit, length = length_of(rollouts_of(batches))
+    first, last = (fmean(map(length, b.rollouts)) for b in (batches[0], batches[-1]))
     side = 1 if last >= GROWTH * first else -1 if GROWTH * last <= first else 0
     known = _with_success(batches)
     better = improvement(known, limits)
-    correlation = side and _correlation(batches, lambda r: side * r.tokens)
-    beside, share = _length_slope(batches, side)
+    correlation = side and side * _correlation(batches, length)
+    beside, share = _length_slope(batches, lambda r: side * length(r))
     follows, of = correlation > FOLLOWS and not better, "groups"
     if not follows:
         correlation, of = beside, "the right answers of groups"
     grave = bool(known) and beside > FOLLOWS and share > limits.advantage_share and not better
-    grave = grave or (follows and (_explained_by_length(batches) > ALONE or held_out_fell(batches) is not None))
+    grave = grave or (follows and (_explained(batches, length) > ALONE or held_out_fell(batches) is not None))
     if correlation <= max(FOLLOWS, side * _correlation(batches, _repeated)):
         return []
-    ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: -side * r.tokens))
+    ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: -side * length(r)))
     advice = "reward only right answers" if grave else "this is a fault unless such answers are better"
     message = (
         f"the reward pays for {'length' if side > 0 else 'short texts'}: {advice}. Within {of} its correlation with "
-        f"the length is {side * correlation:.2f}, and the mean length went from {first:.3g} to {last:.3g} tokens."
+        f"the length is {side * correlation:.2f}, and the mean length went from {first:.3g} to {last:.3g} {unit}."
     )
     severity: Severity = "warning" if grave else "hint"
     return [Finding(message, correlation, FOLLOWS, ids, severity=severity, began=batches[0].step)]
@@ -97,8 +100,8 @@ def paid_word(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
     first, last = _word_shares(batches[:1]), _word_shares(batches[-1:])
     paid = dict[str, tuple[float, float]]()
     for word in {w for w, share in last.items() if share >= SPREAD and share - first[w] >= SPREAD_RISE} - answers:
-        gains = _gains(groups_of(rollouts), lambda r, word=word: word in words[r.id])
-        if len(gains) >= ENOUGH and fmean(gains) > Z * stdev(gains) / math.sqrt(len(gains)):
+        gains = gains_of(groups_of(rollouts), lambda r, word=word: word in words[r.id])
+        if surely_positive(gains):
             early, late = (fmean(word in words[r.id] for r in rollouts_of(half)) for half in (before, after))
             paid[word] = fmean(gains) * (late - early), fmean(gains)
     word = max(sorted(paid), key=lambda w: paid[w], default="")
@@ -118,12 +121,6 @@ def paid_word(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding
     parts = sorted({name for r in rollouts for name in r.contributions})
     subject = max(parts, key=lambda n: mean_component(after, n) - mean_component(before, n), default="reward")
     return [Finding(message, last[word], SPREAD, ids, subject, severity, began=batches[0].step)]
-
-
-def _gains(groups: Sequence[Sequence[RolloutSummary]], has: Callable[[RolloutSummary], bool]) -> list[float]:
-    """Return, for each group with rollouts that have something and others, how much more the former earn."""
-    sides = [[[r.total or 0.0 for r in group if has(r) is side] for side in (True, False)] for group in groups]
-    return [fmean(paid) - fmean(others) for paid, others in sides if paid and others]
 
 
 def _words_of(batches: Sequence[Batch]) -> dict[str, frozenset[str]]:
@@ -156,7 +153,7 @@ def repetition(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
         return []
     rewarded = [b for b in batches if need.having(b, (need.REWARDS,))]
     paid = _correlation(rewarded, _repeated)
-    paid = paid if paid > max(FOLLOWS, _correlation(rewarded, lambda r: r.tokens)) else 0.0
+    paid = paid if paid > max(FOLLOWS, _correlation(rewarded, length_of(rollouts_of(rewarded))[1])) else 0.0
     evidence = f"and the reward pays for it (correlation {paid:.2f} within groups)" if paid else "more and more"
     worst = sorted(batches[-1].rollouts, key=lambda r: -_repeated(r))
     message = (
@@ -176,7 +173,7 @@ def copied_prompt(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
     if last < COPIED or last - first < COPIED_RISE or improvement(_with_success(batches), limits):
         return []
     correlation = _correlation(batches, _copied)
-    if correlation <= max(FOLLOWS, _correlation(batches, lambda r: r.tokens)):
+    if correlation <= max(FOLLOWS, _correlation(batches, length_of(rollouts_of(batches))[1])):
         return []
     worst = sorted(batches[-1].rollouts, key=lambda r: -_copied(r))
     message = (
@@ -191,7 +188,7 @@ def copied_prompt(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Fin
 def one_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find one answer that the reward accepts for tasks with different right answers, or that the policy always gives.
     If answers are unknown, find one text for different tasks."""
-    every, latest = ([r for b in part for r in b.rollouts] for part in (batches, batches[-1:]))
+    every, latest = rollouts_of(batches), rollouts_of(batches[-1:])
     tasks = {r.task for r in latest}
     accepted = [r for r in every if r.correct and r.answer and r.expected is not None]
     for rollouts, began in ((accepted, batches[0].step), (latest, batches[-1].step)):
@@ -218,7 +215,7 @@ def one_answer(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
 @detector(need.LENGTHS)
 def truncation(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts that hit a length limit."""
-    rollouts = [r for b in batches[-STEPS:] for r in b.rollouts]
+    rollouts = rollouts_of(batches[-STEPS:])
     cut = [r for r in rollouts if r.cut]
     share = len(cut) / len(rollouts)
     if len(batches) < STEPS or share <= CUT or len(rollouts) < ENOUGH:
@@ -229,7 +226,7 @@ def truncation(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     )
     severity: Severity = "warning"
     with_success = _with_success(batches)
-    every = [r for b in with_success for r in b.rollouts if r.correct is not None]
+    every = [r for r in rollouts_of(with_success) if r.correct is not None]
     if _harmless(every, bool(improvement(with_success, limits))):
         severity, rates = "hint", [fmean(bool(r.correct) for r in every if r.cut is side) for side in (True, False)]
         message = f"{message[:-1]}, and {rates[0]:.0%} of these are right ({rates[1]:.0%} of the others)."
@@ -290,9 +287,10 @@ def _with_success(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def _repeated(rollout: RolloutSummary) -> float:
-    """Return the share of repeated words."""
+    """Return the share of repeated words within parts of `PART` words. In a whole text, it grows with the length."""
     words = rollout.text.split()
-    return 1 - len(set(words)) / len(words) if len(words) >= WORDS else 0.0
+    parts = [words[i : i + PART] for i in range(0, max(len(words) - PART // 2, 1), PART)]
+    return 1 - sum(len(set(part)) for part in parts) / max(sum(map(len, parts)), 1) if len(words) >= WORDS else 0.0
 
 
 def _copied(rollout: RolloutSummary) -> float:
@@ -301,33 +299,33 @@ def _copied(rollout: RolloutSummary) -> float:
     return len(words.intersection(rollout.text.split())) / max(len(words), 1)
 
 
-def _explained_by_length(batches: Sequence[Batch]) -> float:
+def _explained(batches: Sequence[Batch], length: Length) -> float:
     """Return the share of the reward's variance that the length explains, from differences of neighbours in length."""
-    rewards = [goal(r) for r in sorted((r for b in batches for r in b.rollouts), key=lambda r: r.tokens)]
+    rewards = [goal(r) for r in sorted(rollouts_of(batches), key=length)]
     variance = deviation(rewards) ** 2
     return 1 - fmean((b - a) ** 2 for a, b in pairwise(rewards)) / (2 * variance) if variance > 0 else 0.0
 
 
-def _length_slope(batches: Sequence[Batch], side: int) -> tuple[float, float]:
-    """Return the correlation of reward and length (negative length: side -1) within the right answers of groups, and
-    the length's share of the advantage's variance: with b the slope there, and R and L reward and length minus their
-    means in the group, b sum R L / sum R^2."""
-    groups = groups_of(r for b in batches for r in b.rollouts)
-    right = groups_of(r for b in batches for r in b.rollouts if (is_expected(r) if r.correct is None else r.correct))
-    lengths, rewards = within(right, lambda r: side * r.tokens), within(right, goal)
+def _length_slope(batches: Sequence[Batch], length: Length) -> tuple[float, float]:
+    """Return the correlation of reward and length within the right answers of groups, and the length's share of the
+    advantage's variance: with b the slope there, and R and L reward and length minus their means in the group,
+    b sum R L / sum R^2."""
+    groups = groups_of(rollouts_of(batches))
+    right = groups_of(r for r in rollouts_of(batches) if (is_expected(r) if r.correct is None else r.correct))
+    lengths, rewards = within(right, length), within(right, goal)
     square = math.fsum(x * x for x in lengths)
-    correlation = correlation_within(right, lambda r: side * r.tokens, goal)
+    correlation = correlation_within(right, length, goal)
     if correlation is None:
         return 0.0, 0.0
     slope = math.fsum(x * y for x, y in zip(lengths, rewards, strict=True)) / square
-    lengths, rewards = within(groups, lambda r: side * r.tokens), within(groups, goal)
+    lengths, rewards = within(groups, length), within(groups, goal)
     shared = math.fsum(x * y for x, y in zip(lengths, rewards, strict=True))
     return correlation, slope * shared / math.fsum(y * y for y in rewards)
 
 
 def _correlation(batches: Sequence[Batch], feature: Callable[[RolloutSummary], float]) -> float:
     """Return the correlation of the reward with a feature within groups, or 0 if there is none."""
-    return correlation_within(groups_of(r for b in batches for r in b.rollouts), feature, goal) or 0.0
+    return correlation_within(groups_of(rollouts_of(batches)), feature, goal) or 0.0
 
 
 def since(batches: Sequence[Batch], shows: Callable[[Batch], bool]) -> int | None:

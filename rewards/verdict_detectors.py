@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 
 from ..configs.sections.rewards import DiagnosisConfig
@@ -30,6 +30,7 @@ CHANCE = 1e-4
 """Probability that a reward becomes constant by chance."""
 ENDING = 200
 """Characters at the end of a text that may hold its answer."""
+_ZEROS = re.compile(r"(?<=\d),(?=\d{3}\b)|(?<=\d)\.0+\b")
 NOTHING = 256
 """Rollouts without any reward. With 95 % confidence, fewer than 1.2 % of all rollouts then earn one."""
 
@@ -86,18 +87,25 @@ def reward_order(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     latest = newest(batches)
     groups = groups_of(rollouts_of(latest))
     correlation = correlation_within(groups, _verdict, goal, lambda r: len(r.actions))
-    if correlation is None or correlation >= ORDERED or _ordered(groups) > IN_ORDER:
+    if correlation is None or correlation >= ORDERED or (ordered := _ordered(groups)) > IN_ORDER:
         return []
     what = "right answers earn less than wrong ones" if correlation < -ORDERED else "rewards come from other rollouts"
     what += ": check the order of rollouts between grader and reward, and the sign"
+    cause, ids = "reward_order", ids_of(latest[-1].rollouts)
+    wrong = max((r for g in groups for r in g if not r.correct), key=goal)
+    levels = {round(goal(r), 6) for g in groups for r in g}
+    if ordered >= 1 - IN_ORDER and len(levels) > 2:  # two levels may be the verdicts on other rollouts
+        what = f"the reward pays for something other than right answers: read a wrong one that earns {goal(wrong):.3g}"
+        cause, ids = "reward_hack", (wrong.id, *ids)
     for name in sorted({n for r in rollouts_of(latest) for n in r.contributions}):
         follows = correlation_within(groups, _verdict, lambda r, n=name: r.contributions.get(n, 0.0))
         if follows is not None and follows >= ORDERED:
             what = f"other components outweigh {name}, which follows the verdicts: lower their weights"
+            cause = "reward_order"
     message = (
         f"{what}. The correlation of verdict and reward within groups is {correlation:.2f}, and it should be near 1."
     )
-    return [Finding(message, correlation, ORDERED, ids_of(latest[-1].rollouts), began=latest[0].step)]
+    return [Finding(message, correlation, ORDERED, ids, began=latest[0].step, detector=cause)]
 
 
 @detector(need.ANSWERS, need.SUCCESS)
@@ -117,25 +125,29 @@ def rejected_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
 
 @detector(need.TEXTS, need.ANSWERS, need.REWARDS, reports="rejected_answers")
 def rejected_form(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Find texts that end with the expected answer but all count as wrong, or earn the least if success is unknown,
-    more often than they end with another's."""
+    """Find texts that end with the expected answer, literally or with a number in another form, but all count as wrong,
+    or earn the least if success is unknown, more often than they end with another's."""
     rollouts = rollouts_of(newest(batches))
     least, most = min(map(goal, rollouts)), max(map(goal, rollouts))
-    ends = [r for r in rollouts if not is_expected(r) and _ends_with(r.text, r.expected)]
-    right = any(goal(r) > least if r.correct is None else r.correct for r in ends)
-    if len(ends) < ENOUGH or right or least == most > 0:
-        return []
     others = [(r, o.expected) for r, o in zip(rollouts, rollouts[::-1], strict=True) if r.expected != o.expected]
-    chance = fmean(_ends_with(r.text, expected) for r, expected in others) if others else 1.0
-    share = len(ends) / len(rollouts)
-    if share - chance <= CONTRADICTED:
+    if (least == most and (most > 0 or (batches[0].step or 0) > 1)) or not others:  # `constant_reward` reports these
         return []
-    message = (
-        f"right answers count as wrong, perhaps because of their form: {ends[0].text[-60:]!r} ends with the expected "
-        f"{ends[0].expected!r}. {len(ends):,} of {len(rollouts):,} texts do, and none of them counts as right or earns "
-        f"more than {least:.4g}."
-    )
-    return [Finding(message, share, CONTRADICTED, ids_of(ends), "form", began=newest(batches)[0].step)]
+    chance = fmean(_ending(r.text, expected) is not None for r, expected in others)
+    for form in (str.casefold, _plain):
+        ends = [r for r in rollouts if not is_expected(r) and _ending(r.text, r.expected) is form]
+        share = len(ends) / len(rollouts)
+        if len(ends) < ENOUGH or share - chance <= CONTRADICTED:
+            continue
+        paid = (r for r in rollouts_of(batches) if (goal(r) > least if r.correct is None else r.correct))
+        if any(_ending(r.text, r.expected) is form for r in paid if not is_expected(r)):
+            continue
+        message = (
+            f"right answers count as wrong, perhaps because of their form: {ends[0].text[-60:]!r} ends with the "
+            f"expected {ends[0].expected!r}. {len(ends):,} of {len(rollouts):,} texts do, and none of them counts as "
+            f"right or earns more than {least:.4g}."
+        )
+        return [Finding(message, share, CONTRADICTED, ids_of(ends), "form", began=newest(batches)[0].step)]
+    return []
 
 
 @detector(need.ANSWERS, need.SUCCESS)
@@ -185,6 +197,17 @@ def paid_wrong_answers(batches: Sequence[Batch], limits: DiagnosisConfig) -> lis
     return [Finding(message, fmean(order), IN_ORDER, ids_of(paid), "reward", severity, latest[0].step)]
 
 
+def gains_of(groups: Sequence[Sequence[RolloutSummary]], has: Callable[[RolloutSummary], bool]) -> list[float]:
+    """Return, for each group with rollouts that have something and others, how much more the former earn."""
+    sides = [[[total_of(r) for r in group if has(r) is side] for side in (True, False)] for group in groups]
+    return [fmean(paid) - fmean(others) for paid, others in sides if paid and others]
+
+
+def surely_positive(gains: Sequence[float]) -> bool:
+    """Return whether enough groups show that the mean is above 0."""
+    return len(gains) >= ENOUGH and fmean(gains) > Z * stdev(gains) / math.sqrt(len(gains))
+
+
 def _highest(values: Sequence[float]) -> float:
     """Return the upper limit of the mean."""
     return fmean(values) + Z * stdev(values) / math.sqrt(len(values))
@@ -226,6 +249,8 @@ def constant_reward(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         chance = ((same + 1) / (len(groups) + 2)) ** len(groups_of(latest))
         cause, found = "the reward no longer depends on the answer: does the grader still work?", chance < CHANCE
         found = found and len(before) >= STEPS and not all(r.correct for r in latest)
+        if totals[0] >= max(goal(r) for b in before for r in b.rollouts) - SAME:  # a policy that solves its tasks
+            found = found and fmean(abs(goal(r) - totals[0]) <= SAME for r in before[-1].rollouts) <= SOLVED
     else:
         held_out = batches[-1].held_out
         solves = held_out is not None and (held_out.success or 0.0) > NOISE
@@ -261,10 +286,11 @@ def _nothing_earned(batches: Sequence[Batch]) -> list[Finding]:
 def unanswered(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find rollouts without a readable answer from the first step on. If a limit cuts them, `truncation` reports that
     instead, unless the evaluation's rollouts have answers."""
-    graded, held_out = [r for r in rollouts_of(batches) if r.correct is not None], batches[-1].held_out
+    known = [r for r in rollouts_of(batches) if r.answer is not None]
+    graded, held_out = [r for r in known if r.correct is not None], batches[-1].held_out
     if len(batches) != STEPS or len(graded) < ENOUGH or batches[0].step not in (0, 1):
         return []
-    rollouts = graded + [r for r in rollouts_of(batches) if r.correct is None and _answers(r)]
+    rollouts = graded + [r for r in known if r.correct is None and _answers(r)]
     without = [r for r in rollouts if not _answers(r)]
     share = len(without) / len(rollouts)
     if min(share, _silent(batches[0])) <= SOLVED or any(r.correct for r in without):
@@ -292,13 +318,9 @@ def silence_paid(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Find
     share, initial = _silent(batches[-1]), _silent(batches[0])
     if share <= SOLVED or share - initial <= QUIETER:
         return []
-    gains, silent = list[float](), list[RolloutSummary]()
-    for group in groups_of(rollouts_of(batches)):
-        quiet = [r for r in group if not _answers(r)]
-        if quiet and len(quiet) < len(group) and not any(r.correct for r in quiet):
-            silent += quiet
-            gains.append(fmean(map(total_of, quiet)) - fmean(total_of(r) for r in group if _answers(r)))
-    if len(gains) < ENOUGH or fmean(gains) <= Z * stdev(gains) / math.sqrt(len(gains)):
+    groups = [g for g in groups_of(rollouts_of(batches)) if not any(r.correct for r in g if not _answers(r))]
+    gains, silent = gains_of(groups, lambda r: not _answers(r)), [r for g in groups for r in g if not _answers(r)]
+    if not surely_positive(gains):
         return []
     message = (
         f"not answering pays more than trying: check the costs of wrong answers and calls. {share:.0%} of the rollouts "
@@ -331,11 +353,16 @@ def is_expected(rollout: RolloutSummary) -> bool:
     return rollout.answer is not None and _plain(rollout.answer) == _plain(rollout.expected or "")
 
 
-def _ends_with(text: str, expected: str | None) -> bool:
-    """Return whether a text ends with the whole words of an answer, apart from punctuation."""
-    words, answer = (re.findall(r"\w+", _plain(part or "")) for part in (text[-ENDING:], expected))
-    return bool(answer) and words[-len(answer) :] == answer
+def _ending(text: str, expected: str | None) -> Callable[[str], str] | None:
+    """Return the form in which a text ends with the whole words of an answer, apart from punctuation: `str.casefold`
+    for the answer itself, `_plain` for the same number in another form."""
+    for form in (str.casefold, _plain):
+        words, answer = (re.findall(r"\w+", form(part or "")) for part in (text[-ENDING:], expected))
+        if answer and words[-len(answer) :] == answer:
+            return form
+    return None
 
 
 def _plain(text: str) -> str:
-    return text.strip().casefold()
+    """Return a text without differences of case and of the form of numbers: 1,000.0 is 1000."""
+    return _ZEROS.sub("", text.strip().casefold())

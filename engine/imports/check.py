@@ -1,14 +1,15 @@
 """Diagnose a run or dump with the detectors of live training, step by step.
 
-Checking a run reads bodies, which hold weights, tools and the agent's tokens. Checking a dump reads only the rows of
-its index, so it is cheap at any size.
+Checking reads bodies, which hold texts, weights, tools and the agent's tokens. For a dump, it reads the first `TEXTS`
+bodies, and only the rows of the index for the others, so it is cheap at any size.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from heapq import merge
 from itertools import groupby
 
@@ -25,6 +26,10 @@ from ..runs.read.reader import RunReader
 from ..runs.search.query import Query
 from ..runs.types import TEXT, TrajectoryRow
 from .readers import DumpReader
+from .rollout import AGENT_ROLES
+
+TEXTS = 10_000
+"""Maximum bodies of a dump to read, which takes half a millisecond each."""
 
 
 def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
@@ -33,10 +38,10 @@ def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
     apart = SHAPED if config is not None and config.training.shaping_apart else ()
     # method `reward` compares rewards with nothing, and a teacher adds its own term to the advantages
     compared = config is None or not (config.training.advantages == "reward" or config.training.distillation.teacher)
-    rollouts = _Rollouts(reader, apart, compared)
+    rollouts = _Rollouts(reader, apart, compared, own=config is not None)
     steps = _by_step(reader, "split:train" if reader.rollouts.first("train") is not None else "")
     evaluations = deque(_evaluations(reader, rollouts))
-    values = _metrics(reader, diagnosis)
+    values: dict[int | None, dict[str, float]] = {**reader.metrics.by_step(diagnosis.reads)}
     without_rollouts = [(step, list[TrajectoryRow]()) for step in values]
     for step, rows in merge(steps, without_rollouts, key=lambda pair: -1 if pair[0] is None else pair[0]):
         while evaluations and step is not None and evaluations[0].step < step:
@@ -53,15 +58,6 @@ def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
     return diagnosis
 
 
-def _metrics(reader: RunReader, diagnosis: Diagnosis) -> dict[int | None, dict[str, float]]:
-    found: dict[int, dict[str, float]] = defaultdict(dict)
-    for name in reader.metrics.names():
-        for step, value in reader.metrics.points(name):
-            if diagnosis.reads(name, value):
-                found[step][name] = value
-    return {step: found[step] for step in sorted(found)}
-
-
 def _evaluations(reader: RunReader, rollouts: _Rollouts) -> Iterator[HeldOut]:
     sampled = dict(reader.metrics.points(metric.SUCCESS_SAMPLED))
     for step, rows in _by_step(reader, "split:eval") if sampled else ():
@@ -74,22 +70,25 @@ def _by_step(reader: RunReader, filter_: str) -> Iterator[tuple[int | None, list
 
 
 class _Rollouts:
-    def __init__(self, reader: RunReader, apart: tuple[str, ...], compared: bool) -> None:
+    def __init__(self, reader: RunReader, apart: tuple[str, ...], compared: bool, own: bool) -> None:
         self._reader = reader
+        self._own = own
         self._shaping = apart
         self._compared = compared
         self._dump = isinstance(reader, DumpReader)
+        self._unread = TEXTS if self._dump else math.inf
         self._group: tuple[int | None, str] | None = None
         found = ({row.n for row in reader.rollouts.each(Query(filter=f))} for f in ("nan", "unparsed", "error"))
         self._nan, self._unreadable, self._failed = found
 
     def summary(self, row: TrajectoryRow) -> RolloutSummary:
         """Return the summary of a rollout, from its row if its body is damaged."""
-        if self._dump:
+        self._unread -= 1
+        if self._unread < 0:
             return self._of_row(row)
         try:
             record = self._reader.bodies.trajectory(row.n)
-            stored = self._reader.bodies.tokens(row.n) if row.tokens else None
+            stored = self._reader.bodies.tokens(row.n) if row.tokens and not self._dump else None
         except RecordDamaged:
             return self._of_row(row)
         steps, read = record.trajectory.steps, None
@@ -103,20 +102,20 @@ class _Rollouts:
                 before, after = text_of(ids[:start]), text_of(ids[start:])
                 self._group = group
                 read = (before, after) if before is not None and after is not None else None
-        loss = record.use.loss if record.use is not None else None
-        return rollout_of(
+        found = rollout_of(
             record.trajectory,
             record.breakdown,
             tokens or row.tokens or 0,
             self._shaping,
             advantage=self._advantage(row),
             surprise=surprise,
-            entropy=None if loss is None else loss.entropy,
-            masked=loss is not None and loss.tokens == 0,
-            in_loss=loss is not None or (False if record.use and record.use.kind == UseKind.TRAINED else None),
-            used=None if loss is None else loss.advantage,
+            loss=None if record.use is None else record.use.loss,
+            selected=record.use is not None and record.use.kind == UseKind.TRAINED,
             read=read,
         )
+        # other trainers may put earlier turns of the agent into the prompt, so rollouts of a task differ in it
+        continues = not self._own and any(m.role in AGENT_ROLES for m in record.trajectory.messages)
+        return replace(found, prompt="") if continues else found
 
     def _of_row(self, row: TrajectoryRow) -> RolloutSummary:
         parts = {k.removeprefix("component."): v for k, v in row.extra.items() if k.startswith("component.")}

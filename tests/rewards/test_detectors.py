@@ -313,6 +313,7 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "held_out_gap": "which rollouts are correct and evaluations on held-out tasks",
         "reward_against_success": "rewards and evaluations on held-out tasks",
         "leaked_answer": "prompts without images and right answers and evaluations on held-out tasks",
+        "drift": "the metric kl/mean and evaluations on held-out tasks",
         "own_texts": "prompts without images and evaluations on held-out tasks",
         "prompt_gap": "prompts without images and evaluations on held-out tasks",
         "noisy_reward": "agent texts and task ids and rewards",

@@ -81,7 +81,7 @@ FAULTS: dict[str, list[Batch]] = {
     ),
     "mixed_groups": training(lambda r, s, t, i: replace(r, task=f"{r.task}-{i}")),
     "constant_reward": training(lambda r, *_: scored(r, 1.0, True)),
-    "unanswered": training(lambda r, *_: replace(scored(r, 0.0, False), answer=None, text=f"?? {r.id}")),
+    "unanswered": training(lambda r, *_: replace(scored(r, 0.0, False), answer="", text=f"?? {r.id}")),
     "noisy_labels": training(other_columns),
     "reward_order": training(shifted),
     "repeated_rollouts": training(lambda r, s, t, i: right(1, t, i)),
@@ -211,7 +211,8 @@ def test_a_reward_may_charge_for_calls():
 
     assert "reward_order" not in {f.detector for f in warnings(training(charged))}
     hidden = training(lambda *given: replace(charged(*given), actions=()))
-    assert "reward_order" in {f.detector for f in warnings(hidden)}
+    [found] = [f for f in warnings(hidden) if f.detector == "reward_hack"]
+    assert found.message.startswith("the reward pays for something other than right answers: read a wrong one that")
 
 
 def test_tokens_are_surprising_also_where_no_group_has_a_signal():
@@ -285,7 +286,7 @@ def test_steps_of_one_kind_of_task_are_found():
 
 def test_rollouts_without_answers_are_compared_with_those_of_the_evaluation():
     """All training rollouts are cut off before an answer, and the evaluation has answers at first."""
-    cut = training(lambda r, *_: replace(scored(r, 0.0, False), answer=None, text=f"{r.id} well", cut=True))
+    cut = training(lambda r, *_: replace(scored(r, 0.0, False), answer="", text=f"{r.id} well", cut=True))
     for others, found in (([right(1, t, 0) for t in range(TASKS)], True), (cut[0].rollouts, False)):
         diagnosis = Diagnosis()
         diagnosis.evaluated(HeldOut(0, others, None))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...configs.schema import RunConfig
     from ...engine.recompute.ledger import Report
     from ...engine.runs.read.reader import RunReader
-    from ...rewards.diagnosis import Diagnosis, Found
+    from ...rewards.diagnosis import Found
 
 
 def check(
@@ -50,12 +50,19 @@ def check(
     advantages, masks and loss. It prints each number that differs. For rollouts of other frameworks, it recomputes
     weighted sums and advantages.
     """
+    from ...engine.imports.check import diagnose
+
     info = run_or_dump(reference, home, maps, importers)
     if again:
         return _recompute(reference, info, formula, as_json)
     try:
         with open_reader(Path(info.path)) as reader:
-            diagnosis = _diagnose(info, reader)
+            try:
+                config = config_of(info)
+            except ConfigError as error:
+                warn(f"config.yaml of {info.id} cannot be read, so the default limits are used: {error}")
+                config = None
+            diagnosis = diagnose(reader, config)
             total, measured = reader.rollouts.total(), len(reader.metrics.names())
             problems = reader.problems
     except RecordError as error:
@@ -76,17 +83,6 @@ def check(
     unread = [s for s in info.facts.get("skipped") or () if NO_FORMAT not in s["why"]]  # as printed above
     if problems or unread or any(result.finding.severity in ("warning", "failure") for result in found):
         raise typer.Exit(ExitCode.FAILED)
-
-
-def _diagnose(info: RunInfo, reader: RunReader) -> Diagnosis:
-    from ...engine.imports.check import diagnose
-
-    try:
-        config = config_of(info)
-    except ConfigError as error:
-        warn(f"config.yaml of {info.id} cannot be read, so the default limits are used: {error}")
-        config = None
-    return diagnose(reader, config)
 
 
 def config_of(info: RunInfo) -> RunConfig | None:

@@ -80,10 +80,8 @@ class Findings(RunCallback):
                 surprise=None
                 if r.logprobs is None
                 else surprise_of(r.trajectory, r.logprobs.tolist(), r.agent_mask.tolist()),
-                entropy=loss[r.key].entropy if r.key in loss else None,
-                masked=r.key in loss and loss[r.key].tokens == 0,
-                in_loss=r.key in loss or (False if r.selected == UseKind.TRAINED else None),
-                used=loss[r.key].advantage if r.key in loss else None,
+                loss=loss.get(r.key),
+                selected=r.selected == UseKind.TRAINED,
                 read=self._read(r) if firsts[r.trajectory.group] == r.key else None,
             )
             for r in rollouts
