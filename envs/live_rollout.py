@@ -138,7 +138,7 @@ class LiveRollout:
     @property
     def outcome(self) -> bool | None:
         """Whether the rollout was right, by the verdict or the last step that set it: False after a limit if no step
-        said so, None if the environment failed or success is unknown."""
+        did, None if the environment failed or success is unknown."""
         if self.error is not None:
             return None
         if self.verdict.correct is not None:

@@ -28,7 +28,7 @@ class Argument:
 
     `minimum` is inclusive and `below` exclusive (a coordinate is `0 <= x < width`). The edges of a `box` are checked
     against the context's `width` and `height`. `refers_to` names a kind of resource (`"mask"`): the value must be the
-    id of an existing one. `nullable`: null is allowed. `declared`: the JSON schema of another library, if it says more,
+    id of an existing one. `nullable`: null is allowed. `declared`: the JSON schema of another library, if it has more,
     such as the fields of an object.
     """
 

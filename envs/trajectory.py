@@ -158,7 +158,7 @@ class Step:
     `text` is the agent's output verbatim, `thought` the part before the call. `action` is the tool's name (None: no
     call could be parsed, see `parse_error`). `error` is an error of the tool or the environment. `token_span` is the
     `[start, end)` of the agent's tokens in the trajectory's `TokenArrays`. `calls` holds all calls of the turn with
-    their results, unless `action` and `arguments` (of the first call) say everything. `reward` is None if none was
+    their results, unless `action` and `arguments` (of the first call) are complete. `reward` is None if none was
     recorded. `needs_call`: whether a turn without a call failed to write one, as in this program's environments. In
     records from other programs it is mostly an answer. `scores` come from reward functions. The scores of a whole
     rollout are on its last step. `seen` lists the images that a vision policy was shown with the answer.
@@ -318,7 +318,7 @@ class TokenArrays(Generic[A]):
 def token_rewards(trajectory: Trajectory, length: int) -> np.ndarray:
     """Assign the rewards of a trajectory's steps to its tokens, float32 [length].
 
-    Each is on the last token that the agent wrote in that step. The reward of a step without tokens goes on the last
+    Each is on the last token that the agent wrote in that step. The reward of a step without tokens is on the last
     token before it, and is dropped if there is none.
     """
     import numpy as np

@@ -116,7 +116,7 @@ def start_chat(policy: str, runs_dir: Path) -> RunInfo:
     """
     subject = find_subject(policy, runs_dir)
     if subject.run is None or subject.evaluation is not None:
-        raise EvaluationError(f"{policy} has no policy of its own: chat with the run that it evaluates")
+        raise EvaluationError(f"{policy} is not a training run: give the run whose policy you want to chat with")
     config = subject.configure(subject.run)
     if config.model.is_endpoint:
         raise EvaluationError(f"{policy} is an endpoint: chat with its server directly")

@@ -7,7 +7,7 @@
 | `columns` | the columns of the dataset, as a list in JSON |
 | `rows` | the first rows of the dataset as they are, or with `--tokens` as the policy will read them |
 
-A process of its own, so that the command line needs neither torch nor `datasets`, and because it runs the user's code.
+Runs in a separate process, because it runs the user's code, and the command line should not load torch or `datasets`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The commands' way into the terminal app, on a run or on a dump.
 
-A process of its own opens a dump, begun before this one loads anything: both cost about the same.
+A separate process opens a dump. It starts before this one loads anything, because both take about as long.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def _tell(findings: Iterable[Fact], nothing_missing: str) -> None:
 
 
 def _memory(model: str, set_: list[str] | None) -> None:
-    """Print the memory that the model needs, from its config alone. A separate process reads it."""
+    """Print the memory that the model needs, from its config. A separate process reads it."""
     from ...configs.loading import presets
     from .config import chosen_lines, load
 

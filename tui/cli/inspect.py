@@ -176,7 +176,7 @@ def _place(reader: RunReader, at: str) -> tuple[int, int | None]:
     """Return number and step (from 0; None if none is named) of the value of `--at`."""
     reference, slash, step = at.rpartition("/")
     try:
-        return reader.bodies.number(at), None  # an id may hold a slash of its own
+        return reader.bodies.number(at), None  # an id may contain a slash
     except LookupError:
         if not (slash and step.isdecimal()):
             reference, step = at, "1"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...engine.evaluation.subjects import Subject
 
 LEFT_OUT = {"README.md", "checksums.json"}
-"""Files of a result that are not pushed. The card is made anew."""
+"""Files of a result that are not pushed. The card is regenerated."""
 SubjectArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run, or RUN@STEP for one of its checkpoints.")]
 
 

@@ -42,8 +42,8 @@ _FOREIGN = {
 
 
 def kind_of(path: Path) -> str:
-    """Return what a file without readable documents is, and what to write instead, by its first bytes. Return an empty
-    string for another file."""
+    """Describe a file without readable documents by its first bytes, with a format to use instead. Return an empty
+    string for other files."""
     with open(path, "rb") as file:
         head = file.read(16)
     if not head:

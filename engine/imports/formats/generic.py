@@ -80,7 +80,7 @@ def _batch(document: Document, origin: Origin) -> Iterable[Item]:
 
 
 def _answers(document: Document) -> list[Document]:
-    """Return a document for each answer of an API's response: the response itself, or one of several beside its
+    """Return a document for each answer of an API's response: the response itself, or one of several next to its
     request. Return an empty list for other documents."""
     message = document.get("type") == "message" and "usage" in document  # Anthropic
     alone = message or any(isinstance(document.get(key), list) for key in CHOICES)

@@ -264,7 +264,7 @@ SUGGESTIONS: Mapping[str, str] = {
     "native_calls": (
         "Set `model.tool_calls: json`: the prompt then explains calls as JSON objects, which every model can write."
     ),
-    "other_template": "Remove `model.chat_template`. A base model without a template of its own needs one.",
+    "other_template": "Remove `model.chat_template`. Only a base model without its own template needs one.",
     "graded_reward": "Set `environment.success_score` to the lowest score that counts as right.",
     "kl_limit": "Lower the learning rate, or raise `online.kl.limit` if you want such large updates.",
     "environment": "Open one of these rollouts and fix the environment or the tasks. A failed request teaches nothing.",

@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 
 class Modal(ModalScreen[Answer]):
     """A dialog that closes only once. Otherwise, later keys would also close the screen below. Subclasses build the
-    lines, and tell the rows and the hints for a width."""
+    lines, and return the rows and the hints for a width."""
 
     build: Callable[[int, int], list[Line]]
     rows: Callable[[int], int]
