@@ -175,11 +175,6 @@ def wrap(text: str, cells: int, limit: int = FIELD_LIMIT) -> list[str]:
     return lines
 
 
-@lru_cache(maxsize=64)
-def _breaker(cells: int) -> re.Pattern[str]:
-    return re.compile(rf"(.{{1,{cells}}})(?:\s+|$)|(.{{1,{cells}}})")
-
-
 def _wrap_paragraph(text: str, cells: int) -> list[str]:
     if not text:
         return [""]
@@ -188,7 +183,7 @@ def _wrap_paragraph(text: str, cells: int) -> list[str]:
             return [text]
         if " " not in text:
             return [text[start : start + cells] for start in range(0, len(text), cells)]
-        return [first or rest for first, rest in _breaker(cells).findall(text)]
+        return [first or rest for first, rest in re.findall(rf"(.{{1,{cells}}})(?:\s+|$)|(.{{1,{cells}}})", text)]
     lines: list[str] = []
     start = 0
     while start < len(text):

@@ -100,6 +100,20 @@ async def test_enter_opens_trajectories_and_search_searches(run: Path) -> None:
         assert app.view == "trajectories" and "“mask”" in app.text
 
 
+async def test_a_run_that_another_script_records_takes_no_requests(tmp_path: Path) -> None:
+    with Recorder("mine", runs_dir=tmp_path) as record:
+        record.metrics(1, {"train/loss": 0.5})
+        async with running(tmp_path, Live(record.run_dir)) as app:
+            text = await app.until("loss 0.5")
+            assert " pause " not in text and " checkpoint " not in text
+            assert "not recorded" in text and "components appear" not in text, "the first step had none"
+            for key, command in (("space", "pause"), ("c", "checkpoint"), ("x", "stop")):
+                assert f"{command} it there" in await app.press(key)
+        async with running(tmp_path) as app:
+            assert "stop it there" in await app.press("x")
+    assert not (record.run_dir / "control").exists()
+
+
 async def test_clicks_on_an_action_and_on_a_component(run: Path) -> None:
     async with running(run.parent, Live(run)) as app:
         await app.click("GET_PROPERTIES", 2)

@@ -165,7 +165,7 @@ class Reading:
     @property
     def complete(self) -> bool:
         """Return whether missing data will not arrive."""
-        return self.info.mode == "dump" or not self.info.active
+        return self.info.mode == "dump" or not self.info.active or (self.foreign and self.info.step > 0)
 
     @property
     def pending(self) -> RunRequest | None:

@@ -264,6 +264,5 @@ class MetricPicker(Modal[tuple[str, ...] | None]):
             self.dismiss(tuple(self.chosen or current) or None)
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
-        if isinstance(message.what, int):
-            self.cursor = message.what
-            self.action_check()
+        self.cursor = message.what
+        self.action_check()

@@ -67,6 +67,9 @@ class RequestKeys(FollowsRun):
         if self.shown is not None and not self.shown.info.active:
             self.say(f"The run is {self.shown.info.status} and cannot take the request “{command}”.", "warning")
             return
+        if self.shown is not None and self.shown.foreign:
+            self.say(f"Another script records this run and takes no request: {command} it there.", "warning")
+            return
         try:
             request(self.reads.path, command)
         except (OSError, RecordError) as error:
@@ -109,7 +112,7 @@ class RequestKeys(FollowsRun):
 
     def action_stop(self) -> None:
         message = "Asked the run to save and stop."
-        if self.shown is not None and not self.shown.info.active:
+        if self.shown is not None and (self.shown.foreign or not self.shown.info.active):
             self.ask_run("stop", message)
             return
         text = f"Stop {self.reads.path.name}? It finishes this step and saves a checkpoint. You can resume it."
@@ -151,7 +154,8 @@ class LiveScreen(ChartKeys, RequestKeys):
         shown = self.shown
         if action == "chat" and (shown is None or shown.foreign or shown.info.active != self._online):
             return ""
-        if action in ("stop", "checkpoint", "next_text(1)") and shown is not None and shown.state == "ended":
+        of_running = action in ("pause", "stop", "checkpoint", "next_text(1)")
+        if of_running and shown is not None and (shown.foreign or shown.state == "ended"):
             return ""
         return _PAUSE_HINTS.get(shown.state, "") if action == "pause" and shown is not None else label
 

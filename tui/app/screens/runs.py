@@ -263,6 +263,9 @@ class RunsScreen(AppScreen):
         if not row.info.active or row.info.status == "stopping":
             self.say(f"{row.info.id} is {row.info.status}.")
             return
+        if row.info.mode == "recorded":
+            self.say(f"Another script records {row.info.id}: stop it there.", "warning")
+            return
 
         def stop() -> None:
             try:
