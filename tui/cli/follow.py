@@ -100,8 +100,9 @@ def follow(run: RunInfo, *, out: Callable[[str], None] = say) -> int:
         warn(f"stopping run {run.id}; it saves first")
         try:
             with signals():
-                if progress.lost:
-                    progress.terminate()
+                if progress.lost and progress.process is not None:
+                    with suppress(psutil.Error):
+                        progress.process.terminate()
                     progress.until_gone()
                     return asked.exit_code
                 info = stop_run(run)
@@ -229,11 +230,6 @@ class _Progress:
         code = exit_code(self.process.pid) if self.process is not None else None
         self.out(f"the training process has ended{'' if code is None else f' with exit code {code}'}")
         return ExitCode.FAILED if code else ExitCode.OK
-
-    def terminate(self) -> None:
-        if self.process is not None:
-            with suppress(psutil.Error):
-                self.process.terminate()
 
     def _alive(self) -> bool:
         try:

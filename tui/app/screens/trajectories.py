@@ -52,11 +52,6 @@ class HistogramKeys(QueryList):
         """Return the chosen bar, unless another filter replaced it."""
         return self._chosen[0] if self._chosen is not None and self._chosen[1] == self.list_query.filter else None
 
-    def remember_histogram(self, possible: bool) -> None:
-        kept = self.shell.memory.run(self.reads.path.name)
-        self.histogram_wanted = possible and kept.get("histogram", True) is not False
-        self.counted = next((name for name in VALUES if name == kept.get("counted")), "reward")
-
     async def read_bins(self) -> None:
         """Count the bars of the list, as if no bar was chosen."""
         if not self.histogram_wanted:
@@ -185,7 +180,9 @@ class TrajectoriesScreen(HistogramKeys, PagedScreen):
     # -- rows ---------------------------------------------------------------------------------------------------
 
     def on_mount(self) -> None:
-        self.remember_histogram(self.value is None)
+        kept = self.shell.memory.run(self.reads.path.name)
+        self.histogram_wanted = self.value is None and kept.get("histogram", True) is not False
+        self.counted = next((name for name in VALUES if name == kept.get("counted")), "reward")
         if self.value is not None:
             self.frame.replan()
         self._read(None if self.list_query.plain and not self.list_query.descending else 0)
