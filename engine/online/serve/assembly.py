@@ -90,7 +90,8 @@ def serve(
         closing.callback(queue.close)
         validation = parts.validation(queue)
         reader = store.reader()
-        closing.callback(store.link(queue))
+        unlink = store.link(queue)
+        closing.callback(unlink)
         keeper = parts.record_keeper(queue)
         model, tokenizer = load_serving_policy(config)
         buffer = parts.earlier_experiences() if resume else ExperienceBuffer()
@@ -118,7 +119,10 @@ def serve(
             print_line=None if pipe is None else pipe.write,
         )
         writer.status("running", step=serving.answered, total_steps=serving.last)
-        return serving.run()
+        finished = serving.run()
+        unlink()  # after a last look at the shared queue
+        keeper.finish()
+        return finished
 
 
 def patiently(act: Callable[[], T], control: ControlChannel, tell: Callable[[str], None]) -> T | None:

@@ -136,7 +136,9 @@ class RecordKeeper:
         return durable
 
     def finish(self) -> None:
-        """Wait until the record is written, and store its journal position."""
+        """Copy the last journal rows, wait until the record is written, and store its journal position."""
+        while self.copy_journal():
+            continue
         if self.writer.flush(timeout=5.0):
             try:
                 self.queue.set(recorded=self.writer.positions.get(JOURNAL_POSITION, self.copied))

@@ -379,8 +379,6 @@ class Serving:
             self._worker.look()
             if self.validation is not None:
                 self.validation.keep_alive()
-            if force:
-                self.keeper.finish()
 
     def _wait_on(self) -> bool:
         """Maintain the record while waiting. Returns False once the run is stopped."""

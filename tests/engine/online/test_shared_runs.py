@@ -13,6 +13,7 @@ from grpo_tui.engine.launch.start import start_run
 from grpo_tui.engine.launch.stop import stop_run
 from grpo_tui.engine.online.shared.redis_queue import RedisQueue
 from grpo_tui.engine.online.store.snapshots import pointed_version
+from grpo_tui.engine.online.store.update_queue import QueueError
 from grpo_tui.engine.runs.control.status import look, process_state
 from grpo_tui.engine.runs.read.reader import RunReader
 from tests.redis_server import redis_server
@@ -48,7 +49,7 @@ def test_a_machine_that_dies_is_replaced_by_the_one_that_stood_by(
 
         wait_for(lambda: min(versions()) >= 3, "three versions on both machines")
         wait_for(lambda: all("loaded" in snapshot_actions(run) for run in runs), "a version to serve on both")
-        standing = {run: "stands by" in (run / "logs" / "worker.log").read_text() for run in runs}
+        standing = {run: "is a standby" in (run / "logs" / "worker.log").read_text() for run in runs}
         assert sorted(standing.values()) == [False, True], [logs(run) for run in runs]
         dies, stays = (a, b) if standing[b] else (b, a)
         for name in ("worker", "engine"):
@@ -61,7 +62,15 @@ def test_a_machine_that_dies_is_replaced_by_the_one_that_stood_by(
         asked = look(stays).step
         wait_for(lambda: look(stays).step > asked + 8, "answers without the server")
         server.start()
-        learnt = queue.get("update")
+
+        def update() -> int:
+            try:
+                return queue.get("update")
+            except QueueError:  # with a password, a server that still loads its data looks ready
+                return 0
+
+        wait_for(lambda: update() > 0, "the server's data")
+        learnt = update()
         wait_for(lambda: queue.get("update") > learnt + 4, "learning to go on")
         assert stop_run(look(stays), timeout=60).status == "stopped", logs(stays)
 
