@@ -90,9 +90,9 @@ def serve(
         closing.callback(queue.close)
         validation = parts.validation(queue)
         reader = store.reader()
-        unlink = store.link(queue)
-        closing.callback(unlink)
         keeper = parts.record_keeper(queue)
+        closing.callback(keeper.finish)  # after the last look at a shared queue
+        closing.callback(store.link(queue))
         model, tokenizer = load_serving_policy(config)
         buffer = parts.earlier_experiences() if resume else ExperienceBuffer()
         closing.enter_context(_saved_periodically(buffer, folder.buffer))
@@ -119,10 +119,7 @@ def serve(
             print_line=None if pipe is None else pipe.write,
         )
         writer.status("running", step=serving.answered, total_steps=serving.last)
-        finished = serving.run()
-        unlink()  # after a last look at the shared queue
-        keeper.finish()
-        return finished
+        return serving.run()
 
 
 def patiently(act: Callable[[], T], control: ControlChannel, tell: Callable[[str], None]) -> T | None:
