@@ -12,9 +12,8 @@ from dataclasses import replace
 from ...envs.tools import ToolSpec, tool_of_schema
 from ...envs.trajectory import Call, PromptMessage, Step, Trajectory
 from ...rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
-from ..runs.columns import Listed
-from ..runs.columns import listed as row_of
-from ..runs.types import Split, TrajectoryRecord
+from ..runs.columns import Flag, Listed
+from ..runs.types import TEXT, Split, TrajectoryRecord
 from .format import NOT_WRITTEN
 from .messages import split
 from .rollout import Message, Rollout
@@ -68,7 +67,6 @@ def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mappin
     more, completion = split(rollout.completion)
     prompt = (*rollout.prompt, *more)
     steps = _turns(completion)
-    advantages = [m.advantage for m in completion if m.is_agent]
     breakdown, reasons = _breakdown(rollout, len(steps))
     missing = {k: v for k, v in {**NOT_WRITTEN, **unknown, **rollout.unknown}.items() if lacks(rollout, k)}
     trajectory = Trajectory(
@@ -97,7 +95,7 @@ def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mappin
         trajectory=trajectory,
         breakdown=breakdown,
         advantage=rollout.advantage,
-        step_advantages=() if None in advantages else tuple(a for a in advantages if a is not None),
+        step_advantages=_step_advantages(completion),
         policy_version=rollout.policy_version,
         split=split_of(rollout),
         token_count=rollout.token_count,
@@ -106,9 +104,51 @@ def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mappin
 
 
 def listed_of(rollout: Rollout, ids: tuple[str, str], *, fallback_id: str, index: int) -> Listed:
-    """Return the row of a rollout. `ids`: its `identity`."""
-    record = record_of(rollout, fallback_id=fallback_id, index=index, unknown={})
-    return row_of(rollout.step, record)._replace(prompt_id=ids[0], group=ids[1], extra=columns(rollout))
+    """Return the row of a rollout: the same values as `record_of` at a third of the cost. `ids`: its `identity`."""
+    more, completion = split(rollout.completion)
+    turns = [message for message in completion if message.is_agent]
+    flags = 0
+    if rollout.error or any(m.error for m in completion) or any(call.error for m in turns for call in m.calls):
+        flags |= Flag.ERROR
+    if any(m.calls and m.calls[0].problem is not None for m in turns):
+        flags |= Flag.UNPARSED
+    numbers = (rollout.reward, rollout.advantage, *_step_advantages(completion))
+    if not all(value is None or math.isfinite(value) for value in numbers):
+        flags |= Flag.NAN
+    answer = rollout.answer
+    if answer is None:
+        flags |= Flag.UNANSWERED
+        answer = shown(turns[-1]) if turns and not any(m.calls for m in turns) else None
+    return Listed(
+        id=rollout.id or fallback_id,
+        group=ids[1],
+        prompt_id=ids[0],
+        head=prompt_text((*rollout.prompt, *more)),
+        values={
+            "step": rollout.step,
+            "reward": rollout.reward,
+            "correct": rollout.correct,
+            "advantage": rollout.advantage,
+            "turns": len(turns),
+            "tokens": rollout.token_count,
+            "flags": int(flags),
+            "env": rollout.env,
+            "split": split_of(rollout),
+            "stop": _stop(rollout),
+            "rollout": rollout.index if rollout.index is not None else index,
+            "version": rollout.policy_version,
+        },
+        labels=[label for m in turns for label in ([call.name for call in m.calls] or [TEXT])],
+        answer=answer,
+        rules=[p.rule for p in rollout.breakdown.penalties] if rollout.breakdown is not None else (),
+        tools=_tools(rollout),
+        extra=columns(rollout),
+    )
+
+
+def _step_advantages(completion: Sequence[Message]) -> tuple[float, ...]:
+    advantages = [m.advantage for m in completion if m.is_agent]
+    return () if None in advantages else tuple(a for a in advantages if a is not None)
 
 
 def prompt_text(prompt: Sequence[Message]) -> str:
