@@ -91,7 +91,6 @@ def serve(
         validation = parts.validation(queue)
         reader = store.reader()
         keeper = parts.record_keeper(queue)
-        closing.callback(keeper.finish)  # after the last look at a shared queue
         closing.callback(store.link(queue))
         model, tokenizer = load_serving_policy(config)
         buffer = parts.earlier_experiences() if resume else ExperienceBuffer()
@@ -169,7 +168,7 @@ class _Parts:
         config, run_dir = self.config, self.writer.run_dir
         wandb = WandbSink(config.logging, run_dir, run_id=run_dir.name, name=config.name, on_problem=self.problem)
         self.closing.callback(wandb.close)
-        return RecordKeeper(
+        keeper = RecordKeeper(
             self.writer,
             queue,
             config.online.kl,
@@ -178,6 +177,8 @@ class _Parts:
             engine=self.store.name,
             logs=None if config.online.is_shared else UpdateLogs(run_dir),
         )
+        self.closing.callback(keeper.finish)  # after the last look at a shared queue
+        return keeper
 
     def policy(
         self, model: PeftModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase, reader: SnapshotReader
