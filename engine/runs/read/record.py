@@ -215,12 +215,14 @@ class Record:
         try:
             connection = Connection(path)
             problem = other_version(connection.db, path)
-            if problem is None and version(connection.db) == 0:  # the writer has not created the tables yet
-                problem = missing_trajectories(path, written, 0) or ""
+            if empty := problem is None and version(connection.db) == 0:
+                # Before the writer has created the tables, also in a mirror whose WAL is on another machine.
+                waits = connection.path is not path and look(self.run_dir).active
+                problem = None if waits else missing_trajectories(path, written, 0)
             if problem is not None:
+                self.tell(problem)
+            if empty or problem is not None:
                 connection.close()
-                if problem:
-                    self.tell(problem)
                 return
             self._connection = connection
         except (RecordDamaged, sqlite3.Error) as error:
