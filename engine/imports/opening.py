@@ -55,6 +55,8 @@ def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = Fals
         indexer.make_searchable()
     elif not more and not whole:
         more = indexer.make_searchable(until - time.monotonic(), whole=False)
+    if not more and whole:  # otherwise it happens after the first paint
+        indexer.diagnose()
     summary = indexer.summary()
     if not indexer.store.last_n() and not more and not summary["metrics"]:
         nothing = _nothing_found(indexer.dump, summary, indexer.tables.torn())
