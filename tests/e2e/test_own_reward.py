@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -40,33 +42,38 @@ def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     folder = tmp_path_factory.mktemp("typed")
     commands, functions = typed()
     assert len(commands) <= 5 and len(functions.splitlines()) <= 10
-    (folder / "rewards.py").write_text(functions)
-    rows = [{"question": f"what is {i} plus {i}?", "answer": str(2 * i)} for i in range(20)]
-    (folder / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "larger.py").write_text(functions)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     said = {}
     for program, *words in commands:
         if program == "pip":
             assert words == ["install", "grpo-tui[train]"] and "train" in extras
             continue
-        words = [str(model) if word == "Qwen/Qwen3-0.6B" else word for word in words]
-        done = grpo_tui(folder, *words, *(SHORT if words[0] == "train" else []))
+        if program == "python":
+            script, _, out = words
+            rows = subprocess.run([sys.executable, script], cwd=folder, stdout=subprocess.PIPE, check=True).stdout
+            (folder / out).write_bytes(rows)
+            continue
+        words = [str(model) if word == "HuggingFaceTB/SmolLM2-135M-Instruct" else word for word in words]
+        if words[0] == "train":
+            words += [*SHORT, "--reward", "trl.rewards.think_format_reward:0.2"]  # as the section says
+        done = grpo_tui(folder, *words)
         assert done.returncode == 0, done.stderr
         said[words[0] if "--dry-run" not in words else "--dry-run"] = done.stdout
         if "--dry-run" in words:
-            assert {path.name for path in folder.iterdir()} - {"__pycache__"} == {"rewards.py", "gsm8k.jsonl"}
+            assert {path.name for path in folder.iterdir()} - {"__pycache__"} == {"larger.py", "larger.jsonl"}
     return folder, said
 
 
 def test_data_and_reward_are_shown_before_they_are_trained_with(trained: tuple[Path, dict[str, str]]):
     _, said = trained
-    assert "18 rows to train on, 2 to evaluate on" in said["data"] and "tokens of a prompt" in said["data"]
+    assert "135 rows to train on, 15 to evaluate on" in said["data"] and "tokens of a prompt" in said["data"]
     for words in (
         "the prompt as the policy reads it",
-        "what is",
+        "Which number is larger, ",
         "component          raw",
         "Σ step",
-        "accuracy: looked for ",
+        "larger: expected ",
         "advantage",
         "a step of 2 × 2 rollouts takes at most",
     ):
@@ -77,16 +84,16 @@ def test_the_curve_of_each_function_is_there_with_the_reason_of_each_score(train
     folder, said = trained
     assert "finished at step 2" in said["train"]
     with RunReader(Path(find_run(folder / "runs", "latest").path)) as reader:
-        for name in ("accuracy", "think_format_reward"):
+        for name in ("larger", "think_format_reward"):
             assert len(reader.metrics.points(f"rewards/raw/{name}")) >= 2
         row = next(r for r in reader.rollouts.page(limit=100) if r.split == "train")
         record = reader.bodies.trajectory(row.n)
-    assert record.breakdown is not None and record.trajectory.judged_by == "accuracy"
+    assert record.breakdown is not None and record.trajectory.judged_by == "larger"
     components = record.breakdown.steps[-1].components
-    assert list(components)[:2] == ["accuracy", "think_format_reward"]
+    assert list(components)[:2] == ["larger", "think_format_reward"]
     assert components["think_format_reward"].weight == 0.2
     assert record.breakdown.total == pytest.approx(sum(v.contribution or 0 for v in components.values()))
-    assert record.trajectory.steps[-1].scores[0].why.startswith("looked for ")
+    assert record.trajectory.steps[-1].scores[0].why.startswith("expected ")
 
 
 async def test_such_a_run_is_gone_on_with_searched_and_compared(
@@ -98,7 +105,7 @@ async def test_such_a_run_is_gone_on_with_searched_and_compared(
     done = grpo_tui(folder, "train", "--resume", "latest", "--set", "training.max_steps=3")
     assert done.returncode == 0 and "finished at step 3" in done.stdout, done.stdout + done.stderr
     monkeypatch.chdir(folder)
-    found = CliRunner().invoke(command_line(), ["inspect", "latest", "--search", "plus", "--json"])
+    found = CliRunner().invoke(command_line(), ["inspect", "latest", "--search", "larger", "--json"])
     assert found.exit_code == 0, found.output
     steps = {json.loads(line)["step"] for line in found.stdout.splitlines()}
     assert {1, 2, 3} <= steps
@@ -107,7 +114,7 @@ async def test_such_a_run_is_gone_on_with_searched_and_compared(
         trained_on = next(row.n for row in reader.rollouts.page(limit=100) if row.split == "train")
         held_out = next(row.n for row in reader.rollouts.page(limit=100) if row.split == "eval")
     async with running(folder / "runs", Stepper(path, held_out)) as app:
-        assert "judged by" in app.text and "looked for" in app.text
+        assert "judged by" in app.text and "expected" in app.text
     async with running(folder / "runs", Stepper(path, trained_on)) as app:
-        assert "accuracy" in app.text and "think_" in app.text
+        assert "larger" in app.text and "think_" in app.text
         assert "diff" in await app.press("d")
