@@ -69,7 +69,10 @@ def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 def test_data_and_reward_are_shown_before_they_are_trained_with(trained: tuple[Path, dict[str, str]]):
     _, said = trained
-    assert "135 rows to train on, 15 to evaluate on" in said["data"] and "tokens of a prompt" in said["data"]
+    counts = re.search(r"(\d+) rows to train on, (\d+) to evaluate on", said["data"])
+    assert counts is not None and sum(map(int, counts.groups())) == 150
+    assert 10 <= int(counts[2]) <= 20, "a tenth, where equal questions stay together"
+    assert "tokens of a prompt" in said["data"]
     for words in (
         "the prompt as the policy reads it",
         "Which number is larger, ",
