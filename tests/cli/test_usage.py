@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.training.previews import first_prompt
+from grpo_tui.tui.cli import rollouts
 from grpo_tui.tui.cli.init import Hardware, _hardware
 from tests.forked import forked_processes
 
@@ -254,6 +257,21 @@ def test_the_app_does_not_open_on_a_terminal_that_cannot_show_it(tmp_path: Path)
     os.close(inner)
     os.close(main)
     assert answer.returncode == 2 and "the app needs a terminal" in answer.stderr
+
+
+def test_a_server_that_is_just_being_started_ends_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[Any]] = []
+    start = subprocess.Popen
+
+    def signalled(*given: Any, **named: Any) -> subprocess.Popen[Any]:
+        started.append(start(*given, **named))
+        os.kill(os.getpid(), signal.SIGTERM)  # before its caller has it
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", signalled)
+    assert rollouts._run([(["sleep", "60"], dict(os.environ))]) == 143
+    assert [process.poll() for process in started] == [-signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_sigterm_ends_the_servers_of_rollouts_serve(tmp_path: Path) -> None:

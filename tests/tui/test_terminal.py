@@ -198,6 +198,22 @@ def test_a_signal_to_continue_starts_no_second_input_thread(
         assert screen.wait() == 0
 
 
+def test_keys_that_are_typed_before_the_app_continues_are_kept(run: Path, tmp_path: Path) -> None:
+    lost = tmp_path / "flushed"
+    listing = f"import termios; termios.tcflush = lambda *_: open({str(lost)!r}, 'w').close()\n{OPEN}"
+    words = ("-c", listing, str(run))
+    with app_terminal(*words, cwd=run.parent, size=(160, 48), variables={"XDG_STATE_HOME": tmp_path}) as screen:
+        screen.see("1 of 320", "SEGMENT")
+        screen.settle()
+        os.kill(screen.pid, signal.SIGSTOP)
+        screen.press("jj")
+        os.kill(screen.pid, signal.SIGCONT)
+        screen.see("3 of 320")
+        assert not lost.exists()
+        screen.press("q")
+        assert screen.wait() == 0 and lost.exists(), "at its end, the app leaves no reports of the mouse to the shell"
+
+
 def test_the_size_is_that_of_the_terminal_whatever_the_environment_says(run: Path) -> None:
     words = ("-c", f"import os; os.environ.update(COLUMNS='1000', LINES='5')\n{OPEN}", str(run))
     with app_terminal(*words, cwd=run.parent, variables={"XDG_STATE_HOME": run.parent / "state"}) as screen:

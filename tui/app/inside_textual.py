@@ -7,7 +7,7 @@ The app checks each name at the start. If one is missing or has another signatur
 | `App._display`, the compositor's updates | sending only the cells that differ (`painter.py`) | whole lines are sent |
 | `App._fatal_error` | one line for the user, the traceback in a file | Textual's traceback on the terminal |
 | `Screen._push_result_callback` | replacing the first screen, which was never pushed | the new one is put on top |
-| `LinuxDriver._key_thread`, `._file` | one input thread, and no wait for a closed terminal | Textual's behaviour |
+| `LinuxDriver._key_thread`, `._file` | one input thread that keeps all keys; no wait for a closed tty | its behaviour |
 | `LinuxDriver._writer_thread`, its `_queue` | skipping updates of a terminal that is behind | each is sent |
 | `LinuxDriver.attrs_before` | giving back a terminal that does not read its output | it stays without echo |
 """
@@ -238,6 +238,8 @@ class _Typed(InputEvent, bubble=False):
 def _single_input(base: type[Driver]) -> type[Driver]:
     class SingleInput(base):  # type: ignore[valid-type, misc]
         _typed: _Typed | None = None
+        exit_event: threading.Event
+        _key_thread: threading.Thread
 
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
@@ -257,6 +259,13 @@ def _single_input(base: type[Driver]) -> type[Driver]:
                 super().start_application_mode()
             finally:
                 self._starts = False
+
+        def disable_input(self) -> None:
+            if not self._starts:
+                return super().disable_input()
+            self.exit_event.set()  # without Textual's flush, which would lose keys that were typed before the restart
+            self._key_thread.join()
+            self.exit_event.clear()
 
         def send_message(self, message: Message) -> None:
             if isinstance(message, Key) and message.character is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from typing import Annotated
@@ -67,28 +68,28 @@ def serve(
 
 
 def _run(commands: list[tuple[Sequence[str], dict[str, str]]]) -> int:
-    """Run the servers until one ends or a signal ends them all, and return the exit code."""
-    from .follow import StopAsked, signals
-
+    """Run the servers until one ends or a signal ends them all (a second one kills them), and return the exit code."""
+    asked: list[int] = []  # a handler that raises could lose a server that is just being started
+    before = {n: signal.signal(n, lambda number, frame: asked.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
     processes: list[subprocess.Popen[bytes]] = []
-    code = 0
+    code = answered = 0
     try:
-        with signals():
-            for arguments, environment in commands:
-                processes.append(subprocess.Popen(arguments, env=environment))
-            while processes:
-                for process in list(processes):
-                    try:
-                        code = max(code, abs(process.wait(timeout=0.5)))
-                    except subprocess.TimeoutExpired:
-                        continue
-                    processes.remove(process)
-                    for other in processes:
-                        other.terminate()
-    except StopAsked as asked:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait()
-        return asked.exit_code
-    return min(code, 1)
+        for arguments, environment in commands:
+            processes.append(subprocess.Popen(arguments, env=environment))
+        while processes:
+            if len(asked) > answered:
+                answered = len(asked)
+                for process in processes:
+                    process.terminate() if answered == 1 else process.kill()
+            for process in list(processes):
+                try:
+                    code = max(code, abs(process.wait(timeout=0.5)))
+                except subprocess.TimeoutExpired:
+                    continue
+                processes.remove(process)
+                for other in processes:
+                    other.terminate()
+    finally:
+        for n, old in before.items():
+            signal.signal(n, old)
+    return 128 + asked[0] if asked else min(code, 1)
