@@ -297,8 +297,7 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
 @detector(share=True)
 def unreadable_calls(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts with an unparsable call."""
-    better = improvement(batches, limits)  # the policy makes such mistakes while it learns its tools
-    return _frequent("contain an unreadable call, so the tool never ran", batches, lambda r: r.unreadable, better)
+    return _frequent("contain an unreadable call, so the tool never ran", batches, lambda r: r.unreadable, limits)
 
 
 @detector(share=True, urgent=0.25)
@@ -310,17 +309,23 @@ def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
 @detector(share=True, urgent=0.5, reports="errors")
 def tool_errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Find many rollouts with failed calls."""
-    return _frequent("have a failed tool call", batches, lambda r: r.call_failed, improvement(batches, limits), "tools")
+    return _frequent("have a failed tool call", batches, lambda r: r.call_failed, limits, "tools")
 
 
 def _frequent(
-    message: str, batches: Sequence[Batch], has: Callable[[RolloutSummary], bool], better: str = "", subject: str = ""
+    message: str,
+    batches: Sequence[Batch],
+    has: Callable[[RolloutSummary], bool],
+    limits: DiagnosisConfig | None = None,
+    subject: str = "",
 ) -> list[Finding]:
-    """Find many rollouts that have something. It is a hint if the policy gets `better` all the same."""
+    """Find many rollouts that have something. With `limits`, it is a hint if the policy improves: while it learns its
+    tools, it makes such mistakes."""
     rollouts = [r for b in batches for r in b.rollouts]
     hit = [r for r in rollouts if has(r)]
     if len(hit) <= TROUBLE_SHARE * len(rollouts):
         return []
+    better = improvement(batches, limits) if limits is not None else ""
     share, while_ = len(hit) / len(rollouts), f", while {better}" if better else ""
     sentence = f"{len(hit):,} of {len(rollouts):,} rollouts {message}{while_}."
     severity: Severity = "hint" if better else "warning"
