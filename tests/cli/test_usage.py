@@ -261,7 +261,7 @@ def test_the_app_does_not_open_on_a_terminal_that_cannot_show_it(tmp_path: Path)
 
 def test_a_server_that_is_just_being_started_ends_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[Any]] = []
-    start = subprocess.Popen
+    start, before = subprocess.Popen, signal.getsignal(signal.SIGTERM)
 
     def signalled(*given: Any, **named: Any) -> subprocess.Popen[Any]:
         started.append(start(*given, **named))
@@ -271,7 +271,7 @@ def test_a_server_that_is_just_being_started_ends_with_the_others(monkeypatch: p
     monkeypatch.setattr(subprocess, "Popen", signalled)
     assert rollouts._run([(["sleep", "60"], dict(os.environ))]) == 143
     assert [process.poll() for process in started] == [-signal.SIGTERM]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_sigterm_ends_the_servers_of_rollouts_serve(tmp_path: Path) -> None:
