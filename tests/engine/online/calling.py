@@ -59,6 +59,8 @@ def _shown(words: Any, name: str, description: str) -> str:
     """The head of a prompt that shows a tool."""
     tool = add_tool(name)
     tool["function"]["description"] = description
+    if not description:
+        del tool["function"]["description"]
     system = {"role": "system", "content": "You are an assistant that calculates. Use your tools."}
     return str(words.apply_chat_template([system], tools=[tool], tokenize=False))
 
@@ -80,7 +82,7 @@ def train_policy(folder: Path) -> None:
     chance, pairs, steps = random.Random(0), _exchanges(), 140
     shown = [
         words.encode(_shown(words, name, description), add_special_tokens=False)
-        for name in ("add", "look_up") for description in ("Adds.", "Add two integers and return their sum.")
+        for name in ("add", "look_up") for description in ("Adds.", "Add two integers and return their sum.", "")
     ]  # fmt: skip
     encoded = [[words.encode(part, add_special_tokens=False) for part in (a, b + "<|im_end|>")] for a, b in pairs]
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.2e-2, total_steps=steps)
